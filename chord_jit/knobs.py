@@ -1,0 +1,126 @@
+"""The typed ``CHORD_*`` variables, and the only reader of the environment.
+
+The environment is read once, at the first ``read``; a warm call therefore costs no look-up. ``refresh`` reads it
+again, and ``scope`` overrides values for a block (tests, tuners). Both change ``generation``, which memoised choices
+carry in their keys. ``docs/env.md`` is generated from ``KNOBS``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from chord_jit.errors import OverrideError
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One variable: its name, parser, default, group and one line of documentation."""
+
+    name: str
+    parse: Callable[[str], object]
+    default: object
+    group: str
+    doc: str
+
+    def value(self, text: str | None) -> object:
+        """The parsed value of ``text``, or the default where it is unset or blank. Raises ``OverrideError``."""
+        if text is None or not text.strip():
+            return self.default
+        try:
+            return self.parse(text.strip())
+        except ValueError as error:
+            raise OverrideError(
+                f"read {self.name}", str(error), {self.name: repr(text)}, f"unset {self.name} or give it a valid value"
+            ) from None
+
+
+def _integer(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError("must be an integer") from None
+        if value < least:
+            raise ValueError(f"must be at least {least}")
+        return value
+
+    return parse
+
+
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError("must be one of " + ", ".join(allowed))
+        return text
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("must be a number of seconds") from None
+    if not value > 0:
+        raise ValueError("must be above zero")
+    return value
+
+
+KNOBS: tuple[Knob, ...] = (
+    Knob("CHORD_CACHE_DIR", str, None, "cache", "Folder of the cubin cache; entries lie in a versioned subfolder of their own."),
+    Knob("CHORD_LOCK_DIR", str, None, "cache", "Node-local folder of the compile locks; default: the user's runtime or temporary folder."),
+    Knob("CHORD_LOCK_TIMEOUT", _seconds, 300.0, "cache", "Seconds to wait for another process that compiles the same kernel; then compile privately."),
+    Knob("CHORD_COMPILER", _choice("nvrtc", "nvcc"), "nvrtc", "compiler", "Compiler of cold kernels: nvrtc (default) or nvcc."),
+    Knob("CHORD_NVCC", str, None, "compiler", "Path of nvcc when CHORD_COMPILER=nvcc; default: CUDA_HOME/bin, then PATH."),
+    Knob("CUDA_HOME", str, None, "compiler", "Folder of a CUDA toolkit, searched for nvcc and for CUDA headers after the wheels."),
+    Knob("CHORD_CUTLASS_DIR", str, None, "compiler", "Folder that holds cute/ and cutlass/; default: the nvidia-cutlass wheel."),
+    Knob("CHORD_W4A16_BM", _integer(1), None, "schedule", "Token tile (rows per block) of W4A16 kernels."),
+    Knob("CHORD_W4A16_BN", _integer(1), None, "schedule", "Output tile of W4A16 kernels."),
+    Knob("CHORD_W4A16_BK", _integer(1), None, "schedule", "K extent of one stage of W4A16 kernels."),
+    Knob("CHORD_W4A16_CM", _integer(1), None, "schedule", "Cluster size along tokens."),
+    Knob("CHORD_W4A16_CN", _integer(1), None, "schedule", "Cluster size along outputs."),
+    Knob("CHORD_W4A16_STAGES", _integer(1), None, "schedule", "Stages of the shared-memory ring."),
+    Knob("CHORD_W4A16_SPLIT", _integer(1), None, "schedule", "CTAs of one cluster that split K of an output tile."),
+    Knob("CHORD_W4A16_CTAS", _integer(1), None, "schedule", "Resident CTAs per SM."),
+    Knob("CHORD_W4A16_DEQUANT", _choice("subnormal", "magic", "scaled"), None, "numerics", "Dequantisation of the m16n8k16 kernel; default: by architecture."),
+    Knob("CHORD_CAPTURE_SLOTS", _integer(1), 65536, "launch", "Launch sites that CUDA graphs of one device can hold (16 bytes each)."),
+)
+
+_BY_NAME = {knob.name: knob for knob in KNOBS}
+_values: dict[str, object] | None = None
+generation = 0
+
+
+def read(name: str) -> object:
+    """The value of one knob. Raises ``KeyError`` for an unknown name, ``OverrideError`` for a value that does not parse."""
+    if _values is None:
+        refresh()
+    return _values[name]
+
+
+def refresh() -> None:
+    """Read the environment again."""
+    _install({knob.name: knob.value(os.environ.get(knob.name)) for knob in KNOBS})
+
+
+@contextmanager
+def scope(**overrides: str | None) -> Iterator[None]:
+    """Within the block, the named knobs hold these texts (``None``: the default), parsed as the environment would be."""
+    parsed = {name: _BY_NAME[name].value(text) for name, text in overrides.items()}
+    if _values is None:
+        refresh()
+    before = _values
+    _install({**before, **parsed})
+    try:
+        yield
+    finally:
+        _install(before)
+
+
+def _install(values: dict[str, object]) -> None:
+    global _values, generation
+    _values = values
+    generation += 1
