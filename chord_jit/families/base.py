@@ -1,0 +1,41 @@
+"""The family protocol and the explicit list of families. Nothing else asks which family it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Protocol
+
+from chord_jit.device import DeviceFacts
+from chord_jit.jit.spec import KernelSpec
+from chord_jit.schedules.schedule import Schedule
+
+
+class Family(Protocol):
+    """What the machine needs of a family of kernels.
+
+    A ``problem`` is the family's own frozen dataclass: what is asked, from shapes, dtypes and device facts alone.
+    """
+
+    name: str
+
+    def schedule(self, problem: object) -> Schedule:
+        """The schedule of ``problem``: override, then table, then cost model; always legal."""
+
+    def candidates(self, problem: object) -> Iterable[Schedule]:
+        """Every legal schedule worth timing for ``problem``."""
+
+    def spec(self, problem: object, schedule: Schedule) -> KernelSpec:
+        """The kernel of ``schedule``: its template stem, named fields and target."""
+
+    def deployment(self, model: object, facts: DeviceFacts) -> Iterable[object]:
+        """Every problem that one deployment of ``model`` can ask for: what warm-up compiles."""
+
+
+#: One line per family: name to module; the module's ``FAMILY`` implements ``Family``.
+FAMILIES = {"indexed": "chord_jit.families.indexed"}
+
+
+def family(name: str) -> Family:
+    """The family of that name. Raises ``KeyError`` for an unknown one."""
+    return import_module(FAMILIES[name]).FAMILY
