@@ -69,3 +69,7 @@ class CaptureError(ChordError, RuntimeError):
 
 class ChordInternalError(ChordError, RuntimeError):
     """A broken invariant of chord_jit itself: please report it."""
+
+
+class LaunchError(ChordError, RuntimeError):
+    """The driver refused to enqueue a kernel; nothing was started."""

@@ -1,0 +1,74 @@
+"""Enqueue a loaded kernel: every argument in one by-value struct, prepacked per thread.
+
+A warm launch writes the struct and calls the driver once. Nothing is shared between threads: the packed struct, the
+pointer array and the launch configuration are thread-local, because the driver reads them while the GIL is released.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+
+from cuda.bindings import driver
+
+from chord_jit.errors import LaunchError
+
+
+class _Frame:
+    """One thread's launch configuration and argument buffer."""
+
+    def __init__(self, grid: tuple[int, int, int], block: int, cluster: int, shared: int, size: int):
+        self.arguments = ctypes.create_string_buffer(size)
+        self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.arguments))
+        self.pointers = ctypes.addressof(self._pointers)
+        self.stream = 0
+        self.config = driver.CUlaunchConfig()
+        self.config.gridDimX, self.config.gridDimY, self.config.gridDimZ = grid
+        self.config.blockDimX, self.config.blockDimY, self.config.blockDimZ = block, 1, 1
+        self.config.sharedMemBytes = shared
+        self.config.hStream = driver.CUstream(0)
+        if cluster > 1:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
+            self.config.attrs = [attribute]
+            self.config.numAttrs = 1
+        else:
+            self.config.numAttrs = 0
+
+
+class Launch:
+    """A kernel bound to its grid, block, cluster and shared memory; calling it enqueues the kernel.
+
+    ``handle``: CUkernel as an int. ``params``: the layout of the kernel's one ``__grid_constant__`` struct, 8-byte
+    fields first so that C and ``struct`` agree without padding. The context of the stream must be current.
+    """
+
+    def __init__(self, handle: int, grid: tuple[int, int, int], block: int, cluster: int, shared: int, params: struct.Struct):
+        self._function = driver.CUfunction(handle)
+        self._shape = (grid, block, cluster, shared, params.size)
+        self._pack = params.pack_into
+        self._local = threading.local()
+
+    def __call__(self, stream: int, *values: int) -> None:
+        """Enqueue on ``stream`` (a CUstream as an int). Raises ``LaunchError`` when the driver refuses."""
+        try:
+            frame = self._local.frame
+        except AttributeError:
+            frame = self._local.frame = _Frame(*self._shape)
+        self._pack(frame.arguments, 0, *values)
+        if stream != frame.stream:
+            frame.config.hStream = driver.CUstream(stream)
+            frame.stream = stream
+        status = driver.cuLaunchKernelEx(frame.config, self._function, frame.pointers, 0)[0]
+        if status:
+            self._refuse(status)
+
+    def _refuse(self, status: driver.CUresult) -> None:
+        grid, block, cluster, shared, _ = self._shape
+        raise LaunchError(
+            "launch a kernel", "the driver must accept the launch",
+            {"status": status.name, "grid": grid, "block": block, "cluster": cluster, "shared_bytes": shared},
+            "an earlier asynchronous error surfaces here too: run once with CUDA_LAUNCH_BLOCKING=1",
+        )

@@ -1,0 +1,70 @@
+"""Ticket counters for kernels that hand out tiles dynamically: four bytes of device memory for one launch at a time.
+
+A launch takes tickets from its slot and the fetch of the last ticket writes zero back, so a slot is zero whenever no
+launch uses it. A kernel that dies takes its context along (CUDA errors are sticky), so no later launch meets a slot
+left half-counted; a launch that the driver refuses never touches its slot.
+
+Two launches that may overlap must not share a slot, hence the owners:
+
+- eager: one slot per (device, stream). Launches of one stream run one after the other. None of our launches carries the
+  programmatic-dependent-launch attribute and no kernel triggers its dependents early, so this holds for every
+  neighbour on the stream.
+- captured: one slot per captured launch site, never reused. Replays of one executable graph are serialised by CUDA;
+  instantiating one captured graph twice and replaying both at once is not supported.
+
+Not guaranteed: a stream that is destroyed while its work is still running, whose handle a new stream then inherits.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from chord_jit import knobs
+from chord_jit.errors import CaptureError
+
+_STRIDE = 16
+_lock = threading.Lock()
+_pools: dict[int, "_Pool"] = {}
+
+
+class _Pool:
+    def __init__(self, device: int):
+        self.capacity = int(knobs.read("CHORD_CAPTURE_SLOTS"))
+        self.memory = torch.zeros(self.capacity * _STRIDE, dtype=torch.uint8, device=torch.device("cuda", device))
+        torch.cuda.current_stream(device).synchronize()
+        self.base = self.memory.data_ptr()
+        self.taken = 0
+        self.of_stream: dict[int, int] = {}
+
+    def take(self) -> int:
+        with _lock:
+            if self.taken == self.capacity:
+                raise CaptureError(
+                    "take a ticket slot for a launch", "every captured launch site holds a slot of its own",
+                    {"CHORD_CAPTURE_SLOTS": self.capacity}, "raise CHORD_CAPTURE_SLOTS before the first call",
+                )
+            self.taken += 1
+            return self.base + (self.taken - 1) * _STRIDE
+
+
+def prepare(device: int) -> None:
+    """Allocate the pool of ``device``. Synchronises once; never call it during capture."""
+    with _lock:
+        if device not in _pools:
+            _pools[device] = _Pool(device)
+
+
+def address(device: int, stream: int) -> int:
+    """Address of the slot that a launch on ``stream`` (the current stream of the current device) may use.
+
+    Raises ``CaptureError`` when the pool is used up. ``prepare`` must have run.
+    """
+    pool = _pools[device]
+    if torch._C._cuda_isCurrentStreamCapturing():
+        return pool.take()
+    slot = pool.of_stream.get(stream)
+    if slot is None:
+        slot = pool.of_stream[stream] = pool.take()
+    return slot
