@@ -1,0 +1,129 @@
+"""The builder: router output to blocks, in pure torch, on the CPU or on a GPU without a host synchronisation."""
+
+from __future__ import annotations
+
+import torch
+
+from chord_jit.errors import CaptureError, InputError, InputTypeError
+from chord_jit.routing.indexed.contract import INT32_MAX, IndexedRouting, check_sizes
+
+_ASKED = "align routed ids to blocks"
+
+
+def align_blocks(
+    topk_ids: torch.Tensor,
+    block_m: int,
+    experts: int,
+    *,
+    expert_map: torch.Tensor | None = None,
+    checked: bool = False,
+) -> IndexedRouting:
+    """Group the routed ids of ``topk_ids`` by expert, each group padded to blocks of ``block_m``.
+
+    ``topk_ids``: int32 or int64 [M, top_k], the expert of each routed id; -1 marks an id that goes nowhere.
+    ``experts``: experts of the weight on this rank. ``expert_map``: int32 [global experts] on the same device, the
+    local expert of each global one or -1; without it ids are local already. Ids of no local expert are left out, and
+    their output rows are not written.
+
+    Buffers have the sizes that vLLM's ``moe_align_block_size`` allocates: capacity ``M * top_k + experts *
+    (block_m - 1)``, at most ``M * top_k * block_m`` where ids are fewer than experts; so it need not be a multiple of
+    ``block_m``. Sentinels are ``M * top_k``; ids of one expert ascend. What lies past ``num_tokens_padded`` is unspecified.
+
+    ``checked`` reads the values back (a synchronisation) and refuses ids outside -1 .. experts - 1 (or outside the map)
+    and map entries outside -1 .. experts - 1; otherwise such ids are left out like -1.
+    Raises ``InputTypeError`` for a type or dtype, ``InputError`` for a shape, device or value, ``CaptureError`` for a
+    checked call under CUDA graph capture. Unchecked calls can be captured.
+    """
+    _check_inputs(topk_ids, block_m, experts, expert_map)
+    if checked:
+        _check_ids(topk_ids, experts, expert_map)
+    total, device = topk_ids.numel(), topk_ids.device
+    capacity = total + experts * (block_m - 1)
+    if total < experts:
+        capacity = min(capacity, total * block_m)
+    if capacity > INT32_MAX:
+        raise InputError(
+            _ASKED, "the slots of all blocks must fit in int32",
+            {"routed": total, "experts": experts, "block_m": block_m, "slots": capacity},
+            "split the tokens over several calls, or take smaller blocks",
+        )
+    if total == 0:
+        sorted_ids, expert_ids, padded = (torch.zeros(size, dtype=torch.int32, device=device) for size in (0, 0, 1))
+    else:
+        local = _local_experts(topk_ids.reshape(-1), experts, expert_map)
+        sorted_ids, expert_ids, padded = _fill(local, block_m, experts, capacity)
+    return IndexedRouting(sorted_ids, expert_ids, padded, topk_ids.shape[1], block_m, total, experts)
+
+
+def _local_experts(ids: torch.Tensor, experts: int, expert_map: torch.Tensor | None) -> torch.Tensor:
+    """Local expert of each id; ``experts`` for an id that goes nowhere, so that those sort last."""
+    if expert_map is not None:
+        known = (ids >= 0) & (ids < expert_map.numel())
+        ids = torch.where(known, expert_map.index_select(0, ids.clamp(0, expert_map.numel() - 1)), -1)
+    return torch.where((ids >= 0) & (ids < experts), ids, experts).to(torch.int32)
+
+
+def _fill(local: torch.Tensor, block_m: int, experts: int, capacity: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``sorted_ids``, ``expert_ids`` and ``num_tokens_padded``, gathered slot by slot: no atomics, so always the same bits."""
+    total, device = local.numel(), local.device
+    grouped, order = torch.sort(local, stable=True)
+    bounds = torch.searchsorted(grouped, torch.arange(experts + 1, dtype=torch.int32, device=device), out_int32=True)
+    first, count = bounds[:-1], bounds.diff()
+    width = (count + (block_m - 1)) // block_m * block_m
+    ends = torch.cumsum(width, 0, dtype=torch.int32)
+    starts = ends - width
+
+    slots = torch.arange(-(-capacity // block_m) * block_m, dtype=torch.int32, device=device).view(-1, block_m)
+    # Blocks past the last expert's end would be looked up as expert ``experts``: the clamp keeps that look-up legal.
+    expert_ids = torch.searchsorted(ends, slots[:, 0].contiguous(), right=True, out_int32=True).clamp_(max=experts - 1)
+    to_rank, stop = torch.stack((first - starts, starts + count)).index_select(1, expert_ids).unsqueeze(2)
+    ids = order.index_select(0, (slots + to_rank).clamp_(max=total - 1).view(-1)).view_as(slots)
+    sorted_ids = torch.where(slots < stop, ids, total).to(torch.int32)
+    return sorted_ids.view(-1)[:capacity], expert_ids, ends[-1:]
+
+
+def _check_inputs(topk_ids: torch.Tensor, block_m: int, experts: int, expert_map: torch.Tensor | None) -> None:
+    if not isinstance(topk_ids, torch.Tensor) or topk_ids.dtype not in (torch.int32, torch.int64):
+        raise InputTypeError(
+            _ASKED, "topk_ids must be an int32 or int64 tensor", {"got": getattr(topk_ids, "dtype", type(topk_ids).__name__)},
+            "pass the router's integer ids",
+        )
+    if topk_ids.dim() != 2 or topk_ids.shape[1] == 0:
+        raise InputError(
+            _ASKED, "topk_ids must be [M, top_k] with top_k of 1 or more", {"shape": list(topk_ids.shape)}, "pass topk_ids.view(M, top_k)"
+        )
+    check_sizes(_ASKED, block_m, experts, topk_ids.shape[1], topk_ids.numel())
+    if expert_map is None:
+        return
+    if not isinstance(expert_map, torch.Tensor) or expert_map.dtype is not torch.int32:
+        raise InputTypeError(
+            _ASKED, "expert_map must be an int32 tensor", {"got": getattr(expert_map, "dtype", type(expert_map).__name__)},
+            "pass int32 local ids, -1 for experts of other ranks",
+        )
+    if expert_map.dim() != 1 or expert_map.numel() == 0:
+        raise InputError(
+            _ASKED, "expert_map must be [global experts]", {"shape": list(expert_map.shape)}, "pass one local id per global expert"
+        )
+    if expert_map.device != topk_ids.device:
+        raise InputError(
+            _ASKED, "expert_map and topk_ids must lie on one device", {"expert_map": expert_map.device, "topk_ids": topk_ids.device},
+            "move expert_map to the device of topk_ids",
+        )
+
+
+def _check_ids(topk_ids: torch.Tensor, experts: int, expert_map: torch.Tensor | None) -> None:
+    """Read the values back and refuse those out of range."""
+    if topk_ids.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise CaptureError(_ASKED, "a checked call synchronises, which a capturing stream cannot", {}, "check outside the capture")
+    limits = [("topk_ids", topk_ids, experts if expert_map is None else expert_map.numel())]
+    if expert_map is not None:
+        limits.append(("expert_map", expert_map, experts))
+    for name, tensor, limit in limits:
+        flat = tensor.detach().cpu().reshape(-1)
+        bad = ((flat < -1) | (flat >= limit)).nonzero()
+        if bad.numel():
+            index = int(bad[0])
+            raise InputError(
+                _ASKED, f"{name} must hold -1 or an expert below {limit}", {"index": index, "value": int(flat[index]), "limit": limit},
+                "correct the router's ids, the expert count or the expert map",
+            )
