@@ -106,6 +106,12 @@ def refresh() -> None:
     _install({knob.name: knob.value(os.environ.get(knob.name)) for knob in KNOBS})
 
 
+def child_environment(**replaced: str | None) -> dict[str, str]:
+    """The environment for a child process: ours, with these variables replaced (``None``: removed)."""
+    merged = {**os.environ, **replaced}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
 @contextmanager
 def scope(**overrides: str | None) -> Iterator[None]:
     """Within the block, the named knobs hold these texts (``None``: the default), parsed as the environment would be."""

@@ -1,0 +1,64 @@
+"""NVRTC in this process, through cuda.bindings."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from chord_jit.errors import CompileError, ToolchainError
+from chord_jit.jit.compiler import Request, Result, flags
+from chord_jit.jit.toolchain import Toolchain
+
+
+@dataclass(frozen=True)
+class Nvrtc:
+    """Compiles with the NVRTC of ``toolchain``. The library is loaded at the first compile; other threads run meanwhile."""
+
+    toolchain: Toolchain
+
+    def compile(self, request: Request) -> Result:
+        self.toolchain.require()
+        from cuda.bindings import nvrtc
+
+        self._check_version(nvrtc)
+        includes = (*request.includes, *self.toolchain.include_dirs)
+        options = [text.encode() for text in (*flags("nvrtc", request.arch), *(f"-I{folder}" for folder in includes))]
+        started = time.perf_counter()
+        program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(request.source.encode(), request.program.encode(), 0, None, None))
+        try:
+            (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+            log = _text(nvrtc, program)
+            if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+                raise CompileError(
+                    f"compile {request.program} for {request.arch}", "NVRTC must accept the source",
+                    {"status": status.name, "version": self.toolchain.compiler.version}, "read the compiler's messages below", log,
+                )
+            cubin = bytearray(_checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program)))
+            _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
+        finally:
+            nvrtc.nvrtcDestroyProgram(program)
+        return Result(bytes(cubin), log, time.perf_counter() - started)
+
+    def _check_version(self, nvrtc) -> None:
+        # Another package may have loaded its own NVRTC into this process first; its cubins must not get our key.
+        status, major, minor = nvrtc.nvrtcVersion()
+        version = self.toolchain.compiler.version
+        if version.split(".")[:2] != [str(major), str(minor)]:
+            raise ToolchainError(
+                "compile a kernel with NVRTC", "the NVRTC loaded in this process must be the one that the cache key names",
+                {"loaded": f"{major}.{minor}", "found": version, "at": self.toolchain.compiler.path},
+                "warm up in a fresh process, or make the other package use the same NVRTC",
+            )
+
+
+def _text(nvrtc, program) -> str:
+    log = bytearray(_checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
+    _checked(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
+    return log.decode(errors="replace").strip("\0 \n")
+
+
+def _checked(nvrtc, answer: tuple) -> object:
+    status, *values = answer
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CompileError("compile a kernel", "NVRTC must answer its own queries", {"status": status.name}, "report this")
+    return values[0] if values else None
