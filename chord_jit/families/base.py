@@ -8,6 +8,7 @@ from typing import Protocol
 
 from chord_jit.device import DeviceFacts
 from chord_jit.jit.spec import KernelSpec
+from chord_jit.schedules.deployment import Deployment
 from chord_jit.schedules.schedule import Schedule
 
 
@@ -28,7 +29,10 @@ class Family(Protocol):
     def spec(self, problem: object, schedule: Schedule) -> KernelSpec:
         """The kernel of ``schedule``: its template stem, named fields and target."""
 
-    def deployment(self, model: object, facts: DeviceFacts) -> Iterable[object]:
+    def prepare(self, problem: object, schedule: Schedule, index: int) -> object:
+        """Load the kernel of ``schedule`` on CUDA device ``index``, with all that a launch under capture needs."""
+
+    def deployment(self, model: Deployment, facts: DeviceFacts) -> Iterable[object]:
         """Every problem that one deployment of ``model`` can ask for: what warm-up compiles."""
 
 

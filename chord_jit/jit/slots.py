@@ -50,7 +50,14 @@ class _Pool:
 
 
 def prepare(device: int) -> None:
-    """Allocate the pool of ``device``. Synchronises once; never call it during capture."""
+    """Allocate the pool of ``device``. Synchronises once. Raises ``CaptureError`` under capture."""
+    if device in _pools:
+        return
+    if torch.cuda.is_current_stream_capturing():
+        raise CaptureError(
+            "prepare a device for launches", "the first call on a device must not be captured", {"device": device},
+            "call warm_up(...) for these problems before the capture",
+        )
     with _lock:
         if device not in _pools:
             _pools[device] = _Pool(device)

@@ -23,6 +23,8 @@ class IndexedRouting:
     ``expert_ids``: int32 [at least ceil(capacity / block_m)], contiguous: the expert of each block, in ``[0, experts)``.
     ``num_tokens_padded``: int32, 0-D or [1]: the slots in use, a multiple of ``block_m``. What lies past it in both
     buffers is never read.
+    ``global_experts``: experts of the whole model, of which this rank holds ``experts``; default ``experts``. It only
+    steers the choice of a schedule.
     ``top_k``: routed ids per activation row; 1 for the down projection. ``block_m``: a positive multiple of 8.
     ``routed_rows``: activation rows x ``top_k``. ``experts``: experts of the weight (local ones under expert
     parallelism).
@@ -39,6 +41,7 @@ class IndexedRouting:
     block_m: int
     routed_rows: int
     experts: int
+    global_experts: int = 0
     device: torch.device = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +61,7 @@ class IndexedRouting:
                 "give ceil(capacity / block_m) expert ids, or a view of the sorted_ids that they cover",
             )
         object.__setattr__(self, "device", device)
+        object.__setattr__(self, "global_experts", max(self.global_experts, self.experts))
 
     @property
     def max_blocks(self) -> int:

@@ -1,0 +1,91 @@
+"""The public calls. Each checks its arguments, builds a problem and hands over to a family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from chord_jit import device
+from chord_jit.families import indexed as _indexed
+from chord_jit.families.base import family
+from chord_jit.formats.w4a16 import PackedW4A16, pack_w4a16, unpack_w4a16
+from chord_jit.jit.counters import Counters, counters
+from chord_jit.jit.warmup import WarmupReport
+from chord_jit.jit.warmup import warm_up as _build_all
+from chord_jit.routing.indexed import IndexedRouting, align_blocks
+
+__all__ = [
+    "Counters", "IndexedRouting", "PackedW4A16", "WarmupReport", "align_blocks", "block_m_for", "counters", "indexed", "pack_w4a16",
+    "unpack_w4a16", "warm_up",
+]  # fmt: skip
+
+
+def indexed(
+    x: torch.Tensor,
+    weight: PackedW4A16,
+    routing: IndexedRouting,
+    *,
+    swiglu: bool = False,
+    topk_weights: torch.Tensor | None = None,
+    expected_rows: float | None = None,
+    checked: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """W4A16 GEMM of every routed row with its expert's weight: ``out[i] = x[i // top_k] @ W[expert of i].T``.
+
+    ``x``: BF16 [M, K], contiguous, 16-byte aligned. ``weight``: from ``pack_w4a16``, on the device of ``x``.
+    ``routing``: which row goes to which expert (``docs/routing.md``); trusted unless ``checked``, which reads it back,
+    validates it and synchronises. ``swiglu``: apply SiLU(gate) * up in the epilogue; needs ``interleave=True`` at pack
+    time. ``topk_weights``: FP32 [M, top_k], multiplied into each routed row before rounding. ``expected_rows``: rows
+    per expert of this weight, a hint that steers the schedule only; default: routed rows / experts of the model.
+    ``out``: BF16 [M * top_k, N], or [M * top_k, N / 2] with ``swiglu``; rows that no valid id names are not written.
+
+    Returns ``out``. FP32 accumulation; the same inputs and schedule give the same bits every time. Zero rows launch
+    nothing. The default dequantisation on Hopper is exact for activations of magnitude 2^-53 to 2^67; see
+    ``docs/kernels/w4a16_mma.md`` for what happens outside, and for non-finite activations (non-finite in, non-finite
+    out, in that row alone). Runs on the current stream of the tensors' device; a warm call neither allocates (with
+    ``out=``) nor synchronises, and can be captured.
+
+    Raises ``InputError`` / ``InputTypeError`` before any launch, ``OverrideError`` for an illegal ``CHORD_W4A16_*``,
+    ``CaptureError`` for a cold call inside CUDA graph capture.
+    """
+    return _indexed.FAMILY.run(
+        x, weight, routing, swiglu=swiglu, topk_weights=topk_weights, expected_rows=expected_rows, checked=checked, out=out
+    )
+
+
+def block_m_for(weight: PackedW4A16, expected_rows: float, *, swiglu: bool = False) -> int:
+    """Token tile that suits ``expected_rows`` rows per expert: the ``block_m`` to build a routing with.
+
+    One routing serves gate/up and down: ask for the gate/up weight and pass the same routing on (``for_down``).
+    """
+    facts = device.facts(weight.data.get_device())
+    problem = _indexed.FAMILY.problem(
+        facts, weight.experts, weight.n, weight.k, expected_rows, interleaved=weight.interleaved, swiglu=swiglu
+    )
+    return _indexed.FAMILY.schedule(problem).bm
+
+
+def warm_up(
+    problems: Iterable[object], *, jobs: int | None = None, progress: Callable[[int, int, object], None] | None = None
+) -> WarmupReport:
+    """Compile, and on a machine with a GPU load, every kernel that ``problems`` can ask for.
+
+    ``problems``: of any family (``families.indexed.FAMILY.problem(...)``, ``.deployment(...)``). ``jobs``: compiler
+    processes, default all cores. ``progress(done, total, spec)``. After it, the same problems neither compile nor load
+    during a call, so they can be captured in a CUDA graph.
+    """
+    specs, loads = {}, []
+    for problem in problems:
+        owner = family(problem.family)
+        schedule = owner.schedule(problem)
+        specs[owner.spec(problem, schedule)] = None
+        loads.append((owner, problem, schedule))
+    report = _build_all(list(specs), jobs=jobs, progress=progress)
+    if device.present():
+        index = torch.cuda.current_device()
+        for owner, problem, schedule in loads:
+            if problem.facts == device.facts(index):
+                owner.prepare(problem, schedule, index)
+    return report

@@ -1,0 +1,102 @@
+"""Results on disk: one JSON per run, tied by a hash to the kernels that it measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from chord_jit import assets, schedules
+from chord_jit.bench import targets
+from chord_jit.errors import InputError
+
+SCHEMA = 1
+#: Case sets that documents quote. Other sets are for quick runs and prove nothing.
+PUBLISHED = ("decode", "tp8")
+
+
+def tree_files() -> list[tuple[str, Path]]:
+    """Name and path of every file that decides what a kernel is: device headers, templates, schedule tables."""
+    roots = (
+        ("include", assets.folder("include")),
+        ("templates", assets.folder("templates")),
+        ("schedules/tables", Path(schedules.__file__).parent / "tables"),
+    )
+    found = []
+    for prefix, root in roots:
+        for path in root.rglob("*"):
+            relative = path.relative_to(root)
+            if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in relative.parts):
+                found.append((f"{prefix}/{relative.as_posix()}", path))
+    return sorted(found)
+
+
+def tree_hash(files: Iterable[tuple[str, Path]] | None = None) -> str:
+    """SHA-256 over names and bytes of ``tree_files``, each length-prefixed so that no two trees run together."""
+    digest = hashlib.sha256()
+    for name, path in tree_files() if files is None else files:
+        for part in (name.encode(), path.read_bytes()):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def doubts(result: Mapping) -> list[str]:
+    """Why a run is no evidence; empty for one that is."""
+    found = []
+    if result["case_set"] not in PUBLISHED:
+        found.append(f"the {result['case_set']} cases are no deployment")
+    if result["peer"] is None:
+        found.append("no peer, not evidence")
+    if result["commit"] == "unknown":
+        found.append("the commit is not known")
+    if result.get("override"):
+        found.append(f"schedules overridden: {result['override']}")
+    bar = result["reader_bar"]
+    if bar is None:
+        found.append(f"void: no reader was measured at {targets.READER_BAR_BYTES / 1e6:.0f} MB")
+    elif bar["bytes"] / bar["us"] / 1e6 < targets.READER_BAR_TBPS:
+        speed = bar["bytes"] / bar["us"] / 1e6
+        found.append(f"void: the reader reached {speed:.2f} TB/s at {bar['bytes'] / 1e6:.0f} MB, below {targets.READER_BAR_TBPS}")
+    wrong = [row["case"] for row in result["rows"] if targets.median(row, "ours") is None]
+    if wrong:
+        found.append("wrong results: " + ", ".join(wrong))
+    return found
+
+
+def file_name(result: Mapping) -> str:
+    """``<date>-<gpu>-<case set>-<commit>.json``."""
+    stamp = re.sub(r"[^0-9T]", "", result["date"])[:13]
+    gpu = result["gpu"].removeprefix("NVIDIA ").lower().replace(" ", "_")
+    return f"{stamp}-{gpu}-{result['case_set']}-{result['commit'][:12]}.json"
+
+
+def save(result: Mapping, folder: Path) -> Path:
+    """Write ``result`` under its own name into ``folder``, which is made where missing. Returns the path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file_name(result)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def load(path: Path) -> dict:
+    """One result. Raises ``InputError`` for a file of another schema."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    if result.get("schema") != SCHEMA:
+        raise InputError(
+            f"read {path.name}", "the file must be of this schema", {"schema": result.get("schema"), "wanted": SCHEMA}, "measure again"
+        )
+    return result
+
+
+def newest(folder: Path) -> dict[str, dict]:
+    """The newest result of every published case set, by its own date."""
+    latest: dict[str, dict] = {}
+    for path in sorted(folder.glob("*.json")):
+        result = load(path)
+        before = latest.get(result["case_set"])
+        if result["case_set"] in PUBLISHED and (before is None or before["date"] < result["date"]):
+            latest[result["case_set"]] = result
+    return latest

@@ -1,0 +1,81 @@
+"""What an indexed call asks for, and the kernels that may serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chord_jit import knobs
+from chord_jit.device import DeviceFacts
+from chord_jit.jit.spec import KernelSpec
+from chord_jit.schedules import cost, legality, resolver, table
+from chord_jit.schedules.schedule import Schedule
+
+#: Dequantisation by architecture: subnormal BF16 inputs of HMMA were shown exact on the H200 only.
+DEQUANT = {"sm_90a": "subnormal"}
+_ENUMERATOR = {"subnormal": "kSubnormal", "magic": "kMagic", "scaled": "kScaled"}
+
+
+@dataclass(frozen=True)
+class IndexedProblem:
+    """One indexed W4A16 GEMM: shapes and wishes, nothing read from the device.
+
+    ``n``, ``k``: logical output features (gate and up together) and inputs. ``experts``: of the packed weight.
+    ``block_m``: of the routing, 0 while it is still free. ``expected_rows``: routed rows per expert of this weight, an
+    estimate that only steers the choice. ``dequant``: subnormal, magic or scaled.
+    """
+
+    facts: DeviceFacts
+    experts: int
+    n: int
+    k: int
+    expected_rows: float
+    block_m: int = 0
+    interleaved: bool = False
+    swiglu: bool = False
+    weighted: bool = False
+    dequant: str = "subnormal"
+
+    family: ClassVar[str] = "indexed"
+
+
+def dequant_for(arch: str) -> str:
+    """The dequantisation of ``CHORD_W4A16_DEQUANT``, or the architecture's own."""
+    return knobs.read("CHORD_W4A16_DEQUANT") or DEQUANT.get(arch, "magic")
+
+
+def candidates(problem: IndexedProblem) -> Iterable[Schedule]:
+    """Every legal ``w4a16_mma`` schedule worth timing, a few dozen at most."""
+    for bm in (8, 16):
+        for bn, bk in ((128, 512), (128, 256), (256, 256), (256, 128), (512, 128), (512, 64)):
+            for ctas in (1, 2):
+                for split in (1, 2, 4, 8):
+                    for stages in (2, 3, 4, 6):
+                        schedule = Schedule("w4a16_mma", bm, bn, bk, stages, split=split, ctas=ctas)
+                        if not legality.violations(problem, schedule):
+                            yield schedule
+
+
+def choose(problem: IndexedProblem) -> Schedule:
+    """Override, table, cost model."""
+    return resolver.resolve(problem, table=_measured, candidates=candidates, violations=legality.violations, cost=cost.mma_cost)
+
+
+def _measured(problem: IndexedProblem) -> Schedule | None:
+    return table.find(
+        "w4a16_mma", arch=problem.facts.arch, sms=problem.facts.sms, n=problem.n, k=problem.k, experts=problem.experts,
+        swiglu=problem.swiglu, rows=problem.expected_rows * problem.experts,
+    )
+
+
+def spec(problem: IndexedProblem, schedule: Schedule) -> KernelSpec:
+    """The kernel of ``schedule``: compile-time facts alone, so one cubin serves every row, expert and SM count."""
+    shape = legality.mma_shape(problem, schedule)
+    config = (
+        ("kN", problem.n), ("kK", problem.k), ("kInterleaved", problem.interleaved), ("kSwiglu", problem.swiglu),
+        ("kWeighted", problem.weighted), ("kDequant", f"chord::Dequant::{_ENUMERATOR[problem.dequant]}"), ("kBM", schedule.bm),
+        ("kPanels", shape.panels), ("kStageBlocks", shape.stage_blocks), ("kStages", schedule.stages), ("kSplit", schedule.split),
+        ("kCtas", schedule.ctas), ("kThreads", shape.threads), ("kSharedBytes", shape.shared_bytes),
+    )  # fmt: skip
+    return KernelSpec(schedule.kernel, config, problem.facts.arch)

@@ -1,0 +1,91 @@
+"""The indexed MoE GEMM in plain torch and FP64, over the same routing tensors as the kernel."""
+
+from __future__ import annotations
+
+import torch
+
+from chord_jit.errors import InputError
+from chord_jit.formats.w4a16 import PackedW4A16, require_layout
+from chord_jit.reference.w4a16 import dequantize
+
+_ASKED = "compute the indexed reference"
+
+
+def indexed(
+    x: torch.Tensor,
+    weight: PackedW4A16,
+    sorted_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_padded: torch.Tensor,
+    *,
+    top_k: int,
+    block_m: int,
+    swiglu: bool = False,
+    topk_weights: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    variant: str = "exact",
+) -> torch.Tensor:
+    """Row ``id`` of the result is row ``id // top_k`` of ``x`` times the weight of the expert whose block names ``id``.
+
+    ``x``: [M, K], any float dtype. ``sorted_ids``, ``expert_ids``, ``num_tokens_padded``: integers, as the contract of
+    ``IndexedRouting`` has them; only the first ``num_tokens_padded`` slots and their blocks are read.
+    ``swiglu``: gate rows first (logical order), result ``silu(gate) * up``, N/2 wide. ``topk_weights``: [M * top_k] or
+    [M, top_k], multiplies row ``id`` last. ``variant``: ``exact`` or ``bf16`` weights, see ``dequantize``; sums and
+    SwiGLU are FP64 in both. Returns float64 [M * top_k, N or N/2], or ``out``, which must have that shape and dtype:
+    rows that no valid block names keep what ``out`` held, and are NaN without ``out``.
+
+    Dequantises one expert at a time and only experts that have rows. Raises ``InputError`` for shapes that do not fit
+    and for an id or its expert that does not exist.
+    """
+    require_layout(weight)
+    rows, width = x.shape[0] * top_k, weight.n // 2 if swiglu else weight.n
+    _check(x, weight, topk_weights, rows)
+    if out is None:
+        out = x.new_full((rows, width), float("nan"), dtype=torch.float64)
+    elif out.dtype != torch.float64 or tuple(out.shape) != (rows, width):
+        raise InputError(
+            _ASKED, "out must be float64 [M * top_k, N], half of N with swiglu",
+            {"dtype": out.dtype, "shape": tuple(out.shape), "wanted": (rows, width)}, "let the function allocate it",
+        )
+    every_id, owners = _valid_ids(sorted_ids, expert_ids, int(num_tokens_padded), block_m, rows, weight.experts)
+    for expert in owners.unique().tolist():
+        ids = every_id[owners == expert]
+        result = x[ids // top_k].double() @ dequantize(weight, expert, variant=variant).T
+        if swiglu:
+            gate, up = result[:, :width], result[:, width:]
+            result = torch.nn.functional.silu(gate) * up
+        if topk_weights is not None:
+            result = result * topk_weights.reshape(-1)[ids].double().unsqueeze(-1)
+        out[ids] = result
+    return out
+
+
+def _check(x: torch.Tensor, weight: PackedW4A16, topk_weights: torch.Tensor | None, rows: int) -> None:
+    if x.dim() != 2 or x.shape[1] != weight.k or x.device != weight.device:
+        raise InputError(
+            _ASKED, "x must be [M, K] of the weight's K, on its device",
+            {"x": tuple(x.shape), "K": weight.k, "devices": (str(x.device), str(weight.device))}, "pass the layer's own activations",
+        )
+    if topk_weights is not None and topk_weights.numel() != rows:
+        raise InputError(
+            _ASKED, "topk_weights must hold one value for each routed row", {"values": topk_weights.numel(), "rows": rows},
+            "pass [M, top_k] or [M * top_k]",
+        )
+
+
+def _valid_ids(
+    sorted_ids: torch.Tensor, expert_ids: torch.Tensor, slots: int, block_m: int, rows: int, experts: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Valid ids of the slots in use, and the expert of each; what lies past those slots is never looked at."""
+    ids = sorted_ids[:slots].long()
+    owners = expert_ids[: slots // block_m].long().repeat_interleave(block_m)[: ids.numel()]
+    valid = ids < rows
+    ids, owners = ids[valid], owners[valid]
+    for name, values, limit in (("id", ids, rows), ("expert", owners, experts)):
+        wrong = values[(values < 0) | (values >= limit)]
+        if wrong.numel():
+            raise InputError(
+                _ASKED, f"every {name} in use must exist", {name: int(wrong[0]), "limit": limit, "wrong": wrong.numel()},
+                "check the routing with check_values",
+            )
+    return ids, owners

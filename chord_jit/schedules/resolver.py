@@ -1,0 +1,49 @@
+"""Override, then table, then cost model, all through legality."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from chord_jit import knobs
+from chord_jit.errors import ChordInternalError, OverrideError
+from chord_jit.schedules.schedule import Schedule
+
+_OVERRIDES = {
+    "bm": "CHORD_W4A16_BM", "bn": "CHORD_W4A16_BN", "bk": "CHORD_W4A16_BK", "cm": "CHORD_W4A16_CM", "cn": "CHORD_W4A16_CN",
+    "stages": "CHORD_W4A16_STAGES", "split": "CHORD_W4A16_SPLIT", "ctas": "CHORD_W4A16_CTAS",
+}  # fmt: skip
+
+
+def resolve(
+    problem: object,
+    *,
+    table: Callable[[object], Schedule | None],
+    candidates: Callable[[object], Iterable[Schedule]],
+    violations: Callable[[object, Schedule], list[str]],
+    cost: Callable[[object, Schedule], float],
+) -> Schedule:
+    """The schedule of ``problem``. Raises ``OverrideError`` when ``CHORD_W4A16_*`` asks for what no rule allows.
+
+    Fields that no variable names are free: among the legal candidates that agree with the override the cheapest is
+    taken; where none agrees, the variables are laid over the schedule that would have been chosen and must be legal.
+    """
+    wanted = {field: value for field, name in _OVERRIDES.items() if (value := knobs.read(name)) is not None}
+    found = table(problem)
+    if found is not None and not violations(problem, found) and not wanted:
+        return found
+    legal = list(candidates(problem))
+    if not legal:
+        raise ChordInternalError("choose a schedule", "every valid problem must have a legal schedule", {"problem": problem}, "report it")
+    agreeing = [s for s in legal if all(getattr(s, field) == value for field, value in wanted.items())]
+    if agreeing:
+        return min(agreeing, key=lambda s: (cost(problem, s), s))
+    base = found or min(legal, key=lambda s: (cost(problem, s), s))
+    forced = replace(base, **wanted)
+    broken = violations(problem, forced)
+    if broken:
+        raise OverrideError(
+            f"override the schedule of {problem}", "; ".join(broken),
+            {_OVERRIDES[field]: value for field, value in wanted.items()}, "change or unset these variables",
+        )
+    return forced

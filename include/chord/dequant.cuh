@@ -1,0 +1,101 @@
+// INT4 codes to BF16 fragments of mma.m16n8k16, in three ways over the same bytes (value = code - 8).
+//
+// A word holds one lane's k16 step: nibbles a0, a2, a1, a3 in the low half, the next k in the high half, so that
+// masks 0x000f000f and 0x00f000f0 pick a whole register each.
+//   kSubnormal  a BF16 whose upper byte is zero equals v * 2^-133 for its low 8 bits, and HMMA takes such inputs exactly
+//               (shown on the H200 only). No shift for half of the registers and no magic number: activations are scaled
+//               by 2^60 (2^56 where the nibble sits four bits up), the sum by 2^73 afterwards.
+//   kMagic      BF16 128 + code by OR with 0x4300; exact everywhere.
+//   kScaled     (code - 8) * scale rounded to BF16, the plain formula: no zero point folded into a start value.
+// kSubnormal and kMagic multiply exact codes and start each group's sum at minus the zero point times sum(x), made by an
+// MMA whose A is constant; the group's scale is applied to the FP32 sum.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cute/arch/mma_sm80.hpp>
+
+namespace chord {
+
+enum class Dequant { kSubnormal, kMagic, kScaled };
+
+using Fragment = uint32_t[4];
+
+__device__ __forceinline__ void mma(float (&d)[4], const Fragment& a, uint32_t b0, uint32_t b1, const float (&c)[4]) {
+  cute::SM80_16x8x16_F32BF16BF16F32_TN::fma(d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2], c[3]);
+}
+
+__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+template <Dequant kDequant>
+struct Decoder {
+  static constexpr bool kFoldsZeroPoint = kDequant != Dequant::kScaled;
+  // What the finished FP32 sum is multiplied by.
+  static constexpr float kSumScale = kDequant == Dequant::kSubnormal ? 9444732965739290427392.0f : 1.0f;  // 2^73
+
+  __device__ __forceinline__ static void decode(Fragment& a, uint32_t word) {
+    if constexpr (kDequant == Dequant::kSubnormal) {
+      const uint32_t upper = word >> 8;
+      a[0] = word & 0x000f000fu;
+      a[1] = upper & 0x000f000fu;
+      a[2] = word & 0x00f000f0u;
+      a[3] = upper & 0x00f000f0u;
+    } else {
+      a[0] = magic(word);
+      a[1] = magic(word >> 8);
+      a[2] = magic(word >> 4);
+      a[3] = magic(word >> 12);
+    }
+  }
+
+  // Registers 0 and 1 are row `lane / 4`, 2 and 3 the same k pairs eight columns up; the scale pair holds rows g and g + 8.
+  __device__ __forceinline__ static void scale(Fragment& a, uint32_t scale_pair) {
+    const uint32_t row = __byte_perm(scale_pair, 0, 0x1010), row8 = __byte_perm(scale_pair, 0, 0x3232);
+    a[0] = multiply_bf16x2(minus_136(a[0]), row);
+    a[1] = multiply_bf16x2(minus_136(a[1]), row8);
+    a[2] = multiply_bf16x2(minus_136(a[2]), row);
+    a[3] = multiply_bf16x2(minus_136(a[3]), row8);
+  }
+
+  // Activations of one k32 group for one token tile of 8: two k16 steps of two registers each.
+  __device__ __forceinline__ static void prepare(uint32_t (&b)[4]) {
+    if constexpr (kDequant == Dequant::kSubnormal) {
+      b[0] = multiply_bf16x2(b[0], kTwoTo60);
+      b[2] = multiply_bf16x2(b[2], kTwoTo60);
+      b[1] = multiply_bf16x2(b[1], kTwoTo56);
+      b[3] = multiply_bf16x2(b[3], kTwoTo56);
+    }
+  }
+
+  // The group's start value, minus the zero point times sum(x), in the accumulator's own layout.
+  __device__ __forceinline__ static void start(float (&sum)[4], const uint32_t (&b)[4]) {
+    const Fragment zero_point = {kZeroLow, kZeroLow, kZeroHigh, kZeroHigh};
+    const float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    mma(sum, zero_point, b[0], b[1], zero);
+    mma(sum, zero_point, b[2], b[3], sum);
+  }
+
+ private:
+  static constexpr uint32_t kTwoTo60 = 0x5d805d80u, kTwoTo56 = 0x5b805b80u;
+  // -8 and -8 * 16 in units of 2^-133, or -(128 + 8).
+  static constexpr uint32_t kZeroLow = kDequant == Dequant::kSubnormal ? 0x80088008u : 0xc308c308u;
+  static constexpr uint32_t kZeroHigh = kDequant == Dequant::kSubnormal ? 0x80808080u : 0xc308c308u;
+
+  __device__ __forceinline__ static uint32_t magic(uint32_t word) {
+    uint32_t value;
+    asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xea;" : "=r"(value) : "r"(word));
+    return value;
+  }
+
+  __device__ __forceinline__ static uint32_t minus_136(uint32_t value) {
+    uint32_t difference;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(difference) : "r"(value), "r"(0x3f803f80u), "r"(0xc308c308u));
+    return difference;
+  }
+};
+
+}  // namespace chord

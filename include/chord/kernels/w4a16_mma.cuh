@@ -1,0 +1,403 @@
+// W4A16 with swapped operands on mma.m16n8k16: output features on M, token rows on N. For few rows per expert.
+//
+// Tile: kBM token rows x kPanels * 128 outputs, K streamed in stages of kStageBlocks * 64.
+// Roles: one producer warp (of a warpgroup that gives its registers away) fills a ring of kStages stages by bulk copies:
+//   packed weight blocks (evict-first) and the tile's activation rows (evict-last), all counted on one mbarrier.
+//   Consumer warps split the stage by K (and by panel), so the fragments of the activations serve a whole 128-row block;
+//   partial sums meet in shared memory at the end of a tile.
+// Shared memory: [stages: blocks | rows] [reduction] [cluster receive] [records] [barriers] [zero row].
+// Tiles: taken whole from a ticket counter (split = 1), or dealt round robin to clusters whose CTAs share K (split > 1,
+//   partial sums sent to rank 0 by st.async). Either way a tile's sums have one fixed order: results do not depend on timing.
+// Hazards: a row that no id names reads the zero row, never stale shared memory; the K tail is not copied and its half
+//   block reads the zero row too; a CTA of a cluster stays until its neighbours are done with its shared memory.
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+#include <cute/arch/copy_sm75.hpp>
+
+#include "chord/dequant.cuh"
+#include "chord/epilogue.cuh"
+#include "chord/ptx.cuh"
+#include "chord/rows.cuh"
+
+namespace chord {
+
+struct W4A16MmaParams {
+  const __nv_bfloat16* x;
+  const uint8_t* weight;
+  __nv_bfloat16* out;
+  const float* row_weights;
+  unsigned* ticket;
+  IndexedParams routing;
+};
+
+template <class Config>
+struct W4A16Mma {
+  using Rows = IndexedRows<Config::kBM>;
+  using Decode = Decoder<Config::kDequant>;
+
+  static constexpr int kBM = Config::kBM, kPanels = Config::kPanels, kStageBlocks = Config::kStageBlocks;
+  static constexpr int kStages = Config::kStages, kSplit = Config::kSplit;
+  static_assert(kBM == 8 || kBM == 16, "a token tile is one or two n8 tiles");
+  static_assert(Config::kK % 32 == 0 && Config::kN % 8 == 0, "padding serves no other shape");
+
+  static constexpr int kTokenTiles = kBM / 8;
+  static constexpr int kBlockBytes = 4608, kCodeBytes = 4096;
+  static constexpr int kUnits = 8;  // 16-row units of a block
+  static constexpr int kWarps = kPanels * kStageBlocks;
+  static constexpr int kThreads = (kWarps + 4) * 32;
+  static_assert(kThreads == Config::kThreads && kWarps % 4 == 0, "host and device disagree on the warps");
+
+  static constexpr int kBlocks = (Config::kK + 63) / 64;  // k blocks of a panel
+  static constexpr int kTileStages = (kBlocks + kStageBlocks - 1) / kStageBlocks;
+  static constexpr int kRowPanels = Config::kInterleaved ? (Config::kN / 2 + 63) / 64 : (Config::kN + 127) / 128;
+  static constexpr int kTilesN = kRowPanels / kPanels;
+  static_assert(kRowPanels % kPanels == 0, "a tile must not reach into the next expert's panels");
+  static_assert(kSplit <= kTileStages, "every CTA of a cluster needs a share of K");
+
+  static constexpr int kRowPitch = kStageBlocks * 128 + 16;  // +16: rows of an ldmatrix fall into different banks
+  static constexpr int kWeightBytes = kPanels * kStageBlocks * kBlockBytes;
+  static constexpr int kStageBytes = (kWeightBytes + kBM * kRowPitch + 127) / 128 * 128;
+  static constexpr int kPartPitch = kUnits * 16 + 4;  // floats; +4 keeps the accumulator's scattered stores conflict-free
+  static constexpr int kReductionBytes = kWarps * 8 * kPartPitch * 4;
+  static constexpr int kReceiveBytes = (kSplit - 1) * kBM * kPanels * 512;
+  static constexpr int kRecordBytes = 16 + kBM * 4;
+  static constexpr int kReductionAt = kStages * kStageBytes;
+  static constexpr int kReceiveAt = kReductionAt + kReductionBytes;
+  static constexpr int kRecordsAt = kReceiveAt + kReceiveBytes;
+  static constexpr int kBarriersAt = (kRecordsAt + kStages * kRecordBytes + 15) / 16 * 16;
+  static constexpr int kZeroRowAt = (kBarriersAt + (2 * kStages + 2) * 8 + 15) / 16 * 16;
+  static constexpr int kSharedBytes = kZeroRowAt + 128;
+  static_assert(kSharedBytes == Config::kSharedBytes, "host and device disagree on shared memory");
+
+  // Register budget: what the launch gives all warps, minus what the producer's warpgroup keeps.
+  static constexpr int kEntryRegisters = 65536 / Config::kCtas / kThreads / 8 * 8;
+  static constexpr bool kMovesRegisters = kEntryRegisters < 216;
+  static constexpr int kProducerRegisters = 56;
+  static constexpr int kConsumerRegisters = (kEntryRegisters * kThreads - kProducerRegisters * 128) / (kWarps * 32) / 8 * 8;
+
+  struct Record {
+    int panel;  // first panel of the tile; -1 ends the stream
+    int rows;
+    int padding[2];
+    int ids[kBM];
+  };
+  static_assert(sizeof(Record) == kRecordBytes);
+
+  uint8_t* const shared;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+  __device__ explicit W4A16Mma(uint8_t* memory) : shared(memory) {}
+
+  __device__ __forceinline__ uint64_t* full(int stage) const { return reinterpret_cast<uint64_t*>(shared + kBarriersAt) + stage; }
+  __device__ __forceinline__ uint64_t* empty(int stage) const { return full(kStages + stage); }
+  __device__ __forceinline__ uint64_t* received() const { return full(2 * kStages); }
+  __device__ __forceinline__ uint64_t* may_send() const { return full(2 * kStages + 1); }
+  __device__ __forceinline__ uint8_t* stage_memory(int stage) const { return shared + stage * kStageBytes; }
+  __device__ __forceinline__ Record& record(int stage) const { return reinterpret_cast<Record*>(shared + kRecordsAt)[stage]; }
+  __device__ __forceinline__ uint32_t zero_row() const { return shared_address(shared + kZeroRowAt); }
+
+  __device__ __forceinline__ static int rank() { return kSplit > 1 ? static_cast<int>(cute::block_rank_in_cluster()) : 0; }
+  __device__ __forceinline__ static int first_stage(int rank) { return kTileStages * rank / kSplit; }
+
+  struct Cursor {
+    int stage = 0;
+    uint32_t phase = 0;
+    __device__ __forceinline__ void advance() {
+      if (++stage == kStages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    }
+  };
+
+  // ---------------------------------------------------------------- producer
+  __device__ __forceinline__ void produce(const W4A16MmaParams& p) {
+    const uint64_t weights_policy = evict_first_policy(), rows_policy = evict_last_policy();
+    const int workers = gridDim.x / kSplit;
+    int tile = blockIdx.x / kSplit;
+    // Read before the tile count is known: one memory latency instead of two.
+    auto rows = Rows::load(p.routing, tile / kTilesN, lane);
+    const int tiles = Rows::count(p.routing) * kTilesN;
+    const int begin = first_stage(rank()), end = first_stage(rank() + 1);
+    Cursor cursor;
+    while (tile < tiles) {
+      int next = tile + workers;
+      if constexpr (kSplit == 1) {
+        if (lane == 0) next = workers + atomicAdd(p.ticket, 1u);
+      }
+      const int panel = tile % kTilesN * kPanels;
+      const int count = Rows::rows(p.routing, rows);
+      const int id = rows.id;
+      const uint8_t* weight = p.weight + (int64_t(rows.expert) * kRowPanels + panel) * kBlocks * kBlockBytes;
+      const __nv_bfloat16* row = p.x + int64_t(Rows::source_row(p.routing, id)) * Config::kK;
+#pragma unroll 1
+      for (int k = begin; k < end; ++k) {
+        if (k == end - 1) {
+          if constexpr (kSplit == 1) {
+            // Each tile makes one fetch, so the fetch that returns tiles - 1 is the launch's last.
+            if (lane == 0 && next - workers == tiles - 1) *p.ticket = 0;
+            next = __shfl_sync(0xffffffffu, next, 0);
+          }
+          rows = Rows::load(p.routing, next / kTilesN, lane);
+        }
+        if (count > 0) {
+          fill(cursor, k, k == begin, panel, count, id, weight, row, weights_policy, rows_policy);
+          cursor.advance();
+        }
+      }
+      tile = next;
+    }
+    wait(empty(cursor.stage), cursor.phase ^ 1);
+    if (lane == 0) {
+      record(cursor.stage).panel = -1;
+      Barrier::arrive(full(cursor.stage));
+    }
+  }
+
+  __device__ __forceinline__ void fill(const Cursor& cursor, int k, bool first, int panel, int count, int id, const uint8_t* weight,
+                                       const __nv_bfloat16* row, uint64_t weights_policy, uint64_t rows_policy) {
+    const int blocks = kBlocks % kStageBlocks == 0 ? kStageBlocks : min(kStageBlocks, kBlocks - k * kStageBlocks);
+    const int depth = Config::kK % (kStageBlocks * 64) == 0 ? kStageBlocks * 64 : min(kStageBlocks * 64, Config::kK - k * kStageBlocks * 64);
+    uint8_t* memory = stage_memory(cursor.stage);
+    uint64_t* barrier = full(cursor.stage);
+    wait(empty(cursor.stage), cursor.phase ^ 1);
+    if (first) {
+      Record& tile = record(cursor.stage);
+      if (lane < kBM) tile.ids[lane] = id;
+      if (lane == 0) tile.panel = panel, tile.rows = count;
+      __syncwarp();
+    }
+    if (lane == 0) {
+      Barrier::arrive_and_expect_tx(barrier, kPanels * blocks * kBlockBytes + count * depth * 2);
+      for (int i = 0; i < kPanels; ++i)
+        bulk_copy(memory + i * kStageBlocks * kBlockBytes, weight + (int64_t(i) * kBlocks + k * kStageBlocks) * kBlockBytes,
+                  blocks * kBlockBytes, barrier, weights_policy);
+    }
+    __syncwarp();
+    if (lane < count)
+      bulk_copy(memory + kWeightBytes + lane * kRowPitch, row + k * kStageBlocks * 64, depth * 2, barrier, rows_policy);
+  }
+
+  // ---------------------------------------------------------------- consumers
+  __device__ __forceinline__ void consume(const W4A16MmaParams& p) {
+    Cursor cursor;
+    uint32_t exchange = 0;
+    while (true) {
+      wait(full(cursor.stage), cursor.phase);
+      const Record& tile = record(cursor.stage);
+      const int panel = tile.panel;
+      if (panel < 0) break;
+      const int rows = tile.rows;
+      const int id = lane < rows ? tile.ids[lane] : 0;
+      if constexpr (kTokenTiles > 1) {
+        if (rows > 8) {
+          multiply<kTokenTiles>(p, cursor, exchange, panel, rows, id);
+          continue;
+        }
+      }
+      multiply<1>(p, cursor, exchange, panel, rows, id);
+    }
+  }
+
+  template <int kTiles>
+  __device__ __forceinline__ void multiply(const W4A16MmaParams& p, Cursor& cursor, uint32_t& exchange, int panel, int rows, int id) {
+    float sum[kTiles][kUnits][4] = {};
+    const int block = warp % kStageBlocks;
+    const uint32_t weight_at = warp * kBlockBytes + lane * 16;
+    const uint32_t scale_at = warp * kBlockBytes + kCodeBytes + lane / 4 * 16;
+    const uint32_t rows_at = kWeightBytes + lane % 8 * kRowPitch + block * 128 + lane / 8 * 16;
+    const int begin = first_stage(rank()), end = first_stage(rank() + 1);
+    for (int k = begin; k < end; ++k) {
+      wait(full(cursor.stage), cursor.phase);
+      if (kBlocks % kStageBlocks == 0 || k * kStageBlocks + block < kBlocks) {
+        const uint32_t memory = shared_address(stage_memory(cursor.stage));
+        const bool half_block = Config::kK % 64 != 0 && k * kStageBlocks + block == kBlocks - 1;
+        uint32_t b[kTiles][2][4];
+        float start[kTiles][2][4];
+        load_rows<kTiles>(b, start, memory + rows_at, rows, half_block);
+#pragma unroll
+        for (int unit = 0; unit < kUnits; unit += 2) {
+          const uint4 scales = load_shared_128(memory + scale_at + unit * 64);
+          const uint4 even = load_shared_128(memory + weight_at + unit * 512);
+          const uint4 odd = load_shared_128(memory + weight_at + unit * 512 + 512);
+          multiply_unit<kTiles>(sum, unit, even, scales.x, scales.y, b, start);
+          multiply_unit<kTiles>(sum, unit + 1, odd, scales.z, scales.w, b, start);
+        }
+      }
+      __syncwarp();
+      if (lane == 0) Barrier::arrive(empty(cursor.stage));
+      cursor.advance();
+    }
+    finish<kTiles>(p, sum, exchange, panel, rows, id);
+  }
+
+  // Fragments and start values of the activations, shared by every unit of the block.
+  template <int kTiles>
+  __device__ __forceinline__ void load_rows(uint32_t (&b)[kTiles][2][4], float (&start)[kTiles][2][4], uint32_t address, int rows, bool half_block) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const bool named = lane % 8 + t * 8 < rows;
+      const uint32_t low = named ? address + t * 8 * kRowPitch : zero_row();
+      const uint32_t high = Config::kK % 64 != 0 && half_block ? zero_row() : low + 64;
+      load_matrices(b[t][0], low);
+      load_matrices(b[t][1], high);
+    }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int group = 0; group < 2; ++group) {
+        Decode::prepare(b[t][group]);
+        if constexpr (Decode::kFoldsZeroPoint) Decode::start(start[t][group], b[t][group]);
+      }
+  }
+
+  __device__ __forceinline__ static void load_matrices(uint32_t (&b)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(address));
+  }
+
+  template <int kTiles>
+  __device__ __forceinline__ static void multiply_unit(float (&sum)[kTiles][kUnits][4], int unit, const uint4& codes, uint32_t scale0, uint32_t scale1,
+                                                       const uint32_t (&b)[kTiles][2][4], const float (&start)[kTiles][2][4]) {
+    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w}, scales[2] = {scale0, scale1};
+#pragma unroll
+    for (int group = 0; group < 2; ++group) {
+      Fragment a0, a1;
+      Decode::decode(a0, words[2 * group]);
+      Decode::decode(a1, words[2 * group + 1]);
+      if constexpr (Decode::kFoldsZeroPoint) {
+        const float row = __uint_as_float(scales[group] << 16), row8 = __uint_as_float(scales[group] & 0xffff0000u);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          float d[4];
+          mma(d, a0, b[t][group][0], b[t][group][1], start[t][group]);
+          mma(d, a1, b[t][group][2], b[t][group][3], d);
+          sum[t][unit][0] = fmaf(row, d[0], sum[t][unit][0]);
+          sum[t][unit][1] = fmaf(row, d[1], sum[t][unit][1]);
+          sum[t][unit][2] = fmaf(row8, d[2], sum[t][unit][2]);
+          sum[t][unit][3] = fmaf(row8, d[3], sum[t][unit][3]);
+        }
+      } else {
+        Decode::scale(a0, scales[group]);
+        Decode::scale(a1, scales[group]);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          mma(sum[t][unit], a0, b[t][group][0], b[t][group][1], sum[t][unit]);
+          mma(sum[t][unit], a1, b[t][group][2], b[t][group][3], sum[t][unit]);
+        }
+      }
+    }
+  }
+
+  // ---------------------------------------------------------------- end of a tile
+  // Partial sums of the warps meet in shared memory, one n8 tile at a time; each warp then owns whole token rows.
+  template <int kTiles>
+  __device__ __forceinline__ void finish(const W4A16MmaParams& p, const float (&sum)[kTiles][kUnits][4], uint32_t& exchange, int panel, int rows, int id) {
+    float* parts = reinterpret_cast<float*>(shared + kReductionAt);
+    float weight = 1.0f;
+    if constexpr (Config::kWeighted) weight = lane < rows ? p.row_weights[id] : 0.0f;
+    if constexpr (kSplit > 1) open_exchange(exchange, rows);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      float* mine = parts + warp * 8 * kPartPitch + lane % 4 * 2 * kPartPitch + lane / 4;
+#pragma unroll
+      for (int unit = 0; unit < kUnits; ++unit) {
+        mine[unit * 16] = sum[t][unit][0];
+        mine[kPartPitch + unit * 16] = sum[t][unit][1];
+        mine[unit * 16 + 8] = sum[t][unit][2];
+        mine[kPartPitch + unit * 16 + 8] = sum[t][unit][3];
+      }
+      cutlass::arch::NamedBarrier::sync(kWarps * 32, 1);
+#pragma unroll
+      for (int item = warp; item < 8 * kPanels; item += kWarps) {
+        const int row = t * 8 + item % 8, tile_panel = item / 8;
+        if (row < rows) {
+          const int row_id = __shfl_sync(0xffffffffu, id, row);
+          const float row_weight = Config::kWeighted ? __shfl_sync(0xffffffffu, weight, row) : 1.0f;
+          float4 value = add_parts(parts, item % 8, tile_panel);
+          bool store = true;
+          if constexpr (kSplit > 1) store = exchange_parts(value, row, tile_panel, exchange);
+          if (store) Epilogue<Config>::store(p.out, value, Decode::kSumScale, row_weight, row_id, panel + tile_panel, lane);
+        }
+      }
+      cutlass::arch::NamedBarrier::sync(kWarps * 32, 1);
+    }
+    if constexpr (kSplit > 1) close_exchange(exchange);
+  }
+
+  __device__ __forceinline__ float4 add_parts(const float* parts, int token, int tile_panel) const {
+    using Lanes = typename Epilogue<Config>::Lanes;
+    const float* first = parts + (tile_panel * kStageBlocks * 8 + token) * kPartPitch + lane / 4 * 16;
+    float4 value = Lanes::read(first, lane);
+#pragma unroll
+    for (int v = 1; v < kStageBlocks; ++v) {
+      const float4 other = Lanes::read(first + v * 8 * kPartPitch, lane);
+      value.x += other.x, value.y += other.y, value.z += other.z, value.w += other.w;
+    }
+    return value;
+  }
+
+  // ---------------------------------------------------------------- split over K: ranks 1.. send, rank 0 adds in rank order
+  __device__ __forceinline__ void open_exchange(uint32_t exchange, int rows) {
+    if (rank() == 0) {
+      if (warp == 0 && lane == 0) Barrier::arrive_and_expect_tx(received(), (kSplit - 1) * rows * kPanels * 512);
+    } else {
+      wait(may_send(), (exchange & 1) ^ 1);
+    }
+  }
+
+  // Returns whether this CTA stores the row.
+  __device__ __forceinline__ bool exchange_parts(float4& value, int row, int tile_panel, uint32_t exchange) {
+    const int at = (row * kPanels + tile_panel) * 512 + lane * 16;
+    constexpr int kRankBytes = kBM * kPanels * 512;
+    if (rank() > 0) {
+      const uint32_t mine = shared_address(shared + kReceiveAt) + (rank() - 1) * kRankBytes + at;
+      store_remote_128(cute::set_block_rank(mine, 0), value, cute::set_block_rank(shared_address(received()), 0));
+      return false;
+    }
+    wait(received(), exchange & 1);
+#pragma unroll
+    for (int other = 0; other < kSplit - 1; ++other) {
+      const float4 part = *reinterpret_cast<const float4*>(shared + kReceiveAt + other * kRankBytes + at);
+      value.x += part.x, value.y += part.y, value.z += part.z, value.w += part.w;
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ void close_exchange(uint32_t& exchange) {
+    if (rank() == 0) {
+      // Warps that had no row to store must not free the buffer ahead of the others: the last sync of `finish` orders them.
+      if (warp == 0 && lane > 0 && lane < kSplit) Barrier::arrive(may_send(), lane, true);
+    }
+    ++exchange;
+  }
+
+  // ---------------------------------------------------------------- whole kernel
+  __device__ __forceinline__ void run(const W4A16MmaParams& p) {
+    if (threadIdx.x < 32) *reinterpret_cast<int*>(shared + kZeroRowAt + threadIdx.x * 4) = 0;
+    if (threadIdx.x == kWarps * 32) {
+      for (int i = 0; i < kStages; ++i) {
+        Barrier::init(full(i), 1);
+        Barrier::init(empty(i), kWarps);
+      }
+      Barrier::init(received(), 1);
+      Barrier::init(may_send(), 1);
+      cutlass::arch::fence_barrier_init();
+    }
+    __syncthreads();
+    if constexpr (kSplit > 1) cute::cluster_sync();
+    if (warp >= kWarps) {
+      if constexpr (kMovesRegisters) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+      if (warp == kWarps) produce(p);
+    } else {
+      if constexpr (kMovesRegisters) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+      consume(p);
+    }
+    __syncwarp();
+    if constexpr (kSplit > 1) cute::cluster_sync();
+  }
+};
+
+}  // namespace chord

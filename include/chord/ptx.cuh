@@ -1,0 +1,58 @@
+// PTX that CUTLASS has no wrapper for: bulk copies with a cache hint, vector loads from shared memory,
+// asynchronous stores to a neighbour's shared memory, and waits that order plain accesses too.
+#pragma once
+
+#include <cute/arch/cluster_sm90.hpp>
+#include <cutlass/arch/barrier.h>
+
+namespace chord {
+
+using Barrier = cutlass::arch::ClusterTransactionBarrier;
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// CUTLASS's wait carries no memory clobber; without the fence the compiler may hoist plain loads above it.
+__device__ __forceinline__ void wait(const uint64_t* barrier, uint32_t phase) {
+  Barrier::wait(barrier, phase);
+  asm volatile("" ::: "memory");
+}
+
+__device__ __forceinline__ uint64_t evict_first_policy() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ uint64_t evict_last_policy() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// Both addresses and `bytes` are multiples of 16; completion is counted on `barrier` in bytes.
+__device__ __forceinline__ void bulk_copy(void* destination, const void* source, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          shared_address(destination)),
+      "l"(source), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
+__device__ __forceinline__ uint4 load_shared_128(uint32_t address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address));
+  return value;
+}
+
+// 16 bytes into the shared memory of another CTA of the cluster; counted on a barrier of that CTA.
+__device__ __forceinline__ void store_remote_128(uint32_t remote_address, float4 value, uint32_t remote_barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote_address),
+               "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(remote_barrier)
+               : "memory");
+}
+
+}  // namespace chord
