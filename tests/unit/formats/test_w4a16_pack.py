@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chord_jit.formats import w4a16
 from chord_jit.formats.w4a16 import allocate, pack_expert, pack_w4a16, unpack_expert, unpack_w4a16
-from tests.unit.formats.w4a16_figure import draw, fresh_seed, literal_pack, words_of
+from tests.unit.formats.w4a16_figure import draw, literal_pack, words_of
 
 # experts, n, k, interleaved: a whole block, several panels and kblocks, padding of rows, of k, of both, half units
 CASES = [
@@ -25,21 +25,20 @@ CASES = [
 
 
 @pytest.mark.parametrize(("experts", "n", "k", "interleaved"), CASES)
-def test_bytes_are_those_of_the_figure(experts, n, k, interleaved):
-    seed = fresh_seed()
+def test_bytes_are_those_of_the_figure(experts, n, k, interleaved, seed):
     codes, scale = draw(seed, experts, n, k)
     packed = pack_w4a16(codes, scale, interleave=interleaved)
     bits = scale.view(torch.int16).to(torch.int32) & 0xFFFF
     for expert in range(experts):
         want = literal_pack(codes[expert].tolist(), bits[expert].tolist(), n, k, interleaved)
-        assert packed.data[expert].flatten().numpy().tobytes() == want, seed
+        assert packed.data[expert].flatten().numpy().tobytes() == want
 
 
 def shapes():
     return st.tuples(st.integers(1, 3), st.integers(1, 45), st.integers(1, 9), st.booleans(), st.integers(0, 2**31 - 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shapes())
 def test_round_trip_is_exact(shape):
     experts, n, k, interleaved, seed = shape[0], shape[1] * 8, shape[2] * 32, shape[3], shape[4]
@@ -53,7 +52,7 @@ def test_round_trip_is_exact(shape):
     assert torch.equal(one_scale, scale[-1])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(shapes())
 def test_words_and_codes_give_equal_bytes(shape):
     experts, n, k, interleaved, seed = shape[0], shape[1] * 8, shape[2] * 32, shape[3], shape[4]
@@ -65,15 +64,15 @@ def test_words_and_codes_give_equal_bytes(shape):
 @pytest.mark.parametrize(
     "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64], ids=str
 )
-def test_every_integer_dtype_gives_equal_bytes(dtype):
-    codes, scale = draw(fresh_seed(), 2, 40, 96)
+def test_every_integer_dtype_gives_equal_bytes(dtype, seed):
+    codes, scale = draw(seed, 2, 40, 96)
     assert torch.equal(pack_w4a16(codes.to(dtype), scale).data, pack_w4a16(codes, scale).data)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("half", [4, 12, 64, 68, 132])
-def test_gate_and_up_separate_or_together(half, interleaved):
-    codes, scale = draw(fresh_seed(), 2, 2 * half, 96)
+def test_gate_and_up_separate_or_together(half, interleaved, seed):
+    codes, scale = draw(seed, 2, 2 * half, 96)
     together = pack_w4a16(codes, scale, interleave=interleaved)
     separate = pack_w4a16(
         codes[:, :half], scale[:, :half], up=words_of(codes[:, half:]), up_scale=scale[:, half:], interleave=interleaved
@@ -82,8 +81,8 @@ def test_gate_and_up_separate_or_together(half, interleaved):
     assert (separate.n, separate.interleaved) == (2 * half, interleaved)
 
 
-def test_strided_sources_give_equal_bytes():
-    codes, scale = draw(fresh_seed(), 3, 72, 128)
+def test_strided_sources_give_equal_bytes(seed):
+    codes, scale = draw(seed, 3, 72, 128)
     want = pack_w4a16(codes, scale).data
     transposed = codes.transpose(1, 2).contiguous().transpose(1, 2)
     wide_scale = torch.stack([scale, -scale], dim=-1)[..., 0]
@@ -94,8 +93,8 @@ def test_strided_sources_give_equal_bytes():
     assert torch.equal(pack_w4a16(every_other, wide_scale).data, want)
 
 
-def test_chunks_do_not_show(monkeypatch):
-    codes, scale = draw(fresh_seed(), 1, 520, 96)
+def test_chunks_do_not_show(monkeypatch, seed):
+    codes, scale = draw(seed, 1, 520, 96)
     for interleaved in (False, True):
         want = pack_w4a16(codes, scale, interleave=interleaved)
         monkeypatch.setattr(w4a16, "_CHUNK", 1)
@@ -105,8 +104,8 @@ def test_chunks_do_not_show(monkeypatch):
         monkeypatch.undo()
 
 
-def test_expert_by_expert_gives_equal_bytes():
-    codes, scale = draw(fresh_seed(), 4, 24, 64)
+def test_expert_by_expert_gives_equal_bytes(seed):
+    codes, scale = draw(seed, 4, 24, 64)
     want = pack_w4a16(codes, scale, interleave=True)
     packed = allocate(4, 24, 64, True, "cpu")
     for expert in (2, 0, 3, 1):
@@ -115,8 +114,8 @@ def test_expert_by_expert_gives_equal_bytes():
     assert torch.equal(packed.data, want.data)
 
 
-def test_facts_of_the_packed_weight():
-    codes, scale = draw(fresh_seed(), 2, 264, 160)
+def test_facts_of_the_packed_weight(seed):
+    codes, scale = draw(seed, 2, 264, 160)
     plain, pairs = pack_w4a16(codes, scale), pack_w4a16(codes, scale, interleave=True)
     for packed, panels in ((plain, 3), (pairs, 3)):
         assert (packed.experts, packed.n, packed.k, packed.layout_version) == (2, 264, 160, 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import torch
 
 
@@ -71,7 +69,3 @@ def words_of(codes: torch.Tensor) -> torch.Tensor:
         rows.append([word - (1 << 32) if word >= 1 << 31 else word for word in words])
     return torch.tensor(rows, dtype=torch.int32).reshape(*codes.shape[:-1], -1)
 
-
-def fresh_seed() -> int:
-    """A seed that no run repeats; a failing test shows it among its values."""
-    return random.SystemRandom().randrange(1 << 31)
