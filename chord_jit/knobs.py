@@ -71,7 +71,8 @@ def _seconds(text: str) -> float:
 
 KNOBS: tuple[Knob, ...] = (
     Knob("CHORD_CACHE_DIR", str, None, "cache", "Folder of the cubin cache; entries lie in a versioned subfolder of their own."),
-    Knob("CHORD_LOCK_DIR", str, None, "cache", "Node-local folder of the compile locks; default: the user's runtime or temporary folder."),
+    Knob("CHORD_LOCK_DIR", str, None, "cache", "Node-local folder of the compile locks; default: XDG_RUNTIME_DIR, else the temporary folder."),
+    Knob("XDG_RUNTIME_DIR", str, None, "cache", "The user's node-local runtime folder, where the compile locks lie unless CHORD_LOCK_DIR is set."),
     Knob("CHORD_LOCK_TIMEOUT", _seconds, 300.0, "cache", "Seconds to wait for another process that compiles the same kernel; then compile privately."),
     Knob("CHORD_COMPILER", _choice("nvrtc", "nvcc"), "nvrtc", "compiler", "Compiler of cold kernels: nvrtc (default) or nvcc."),
     Knob("CHORD_NVCC", str, None, "compiler", "Path of nvcc when CHORD_COMPILER=nvcc; default: CUDA_HOME/bin, then PATH."),

@@ -22,15 +22,9 @@ def cache_root() -> Path:
 def lock_root() -> Path:
     """Folder of the locks: node-local, because locks of network file systems hang, and one for each user.
 
-    Below ``CHORD_LOCK_DIR``, else the user's runtime folder, else the temporary folder.
+    Below ``CHORD_LOCK_DIR``, else the user's runtime folder where it can be written, else the temporary folder.
     """
-    chosen = knobs.read("CHORD_LOCK_DIR")
-    return (Path(os.path.abspath(Path(chosen).expanduser())) if chosen else _runtime_folder()) / f"chord_jit-locks-{os.geteuid()}"
-
-
-def _runtime_folder() -> Path:
-    try:
-        folder = platformdirs.user_runtime_path()
-    except OSError:
-        return Path(tempfile.gettempdir())
-    return folder if os.access(folder, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    chosen, runtime = knobs.read("CHORD_LOCK_DIR"), knobs.read("XDG_RUNTIME_DIR")
+    if not chosen:
+        chosen = runtime if runtime and os.access(runtime, os.W_OK | os.X_OK) else tempfile.gettempdir()
+    return Path(os.path.abspath(Path(chosen).expanduser())) / f"chord_jit-locks-{os.geteuid()}"

@@ -71,8 +71,8 @@ class Store:
         folder = self._folder(key.digest)
         staging = self.root / _STAGING / f"{key.digest[:16]}.{os.getpid()}.{uuid.uuid4().hex}"
         try:
-            files.private_folder(self.root)
-            files.private_folder(staging)
+            for level in (self.root, staging.parent, staging):
+                files.private_folder(level)
             for name, content in record.files_of(entry, key).items():
                 files.write(staging / name, content)
             files.sync_folder(staging)

@@ -1,0 +1,59 @@
+"""Build many kernels before they are needed, as fast as the machine's cores allow."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+
+from chord_jit.errors import ChordError
+from chord_jit.jit import compiler, engine
+from chord_jit.jit.spec import KernelSpec
+from chord_jit.jit.workers import Pool
+
+
+@dataclass(frozen=True)
+class WarmupReport:
+    """``compiled``, ``hit``, ``failed``: numbers of distinct kernels. ``seconds``: wall time. ``errors``: one for each failed kernel."""
+
+    compiled: int
+    hit: int
+    failed: int
+    seconds: float
+    errors: tuple[tuple[KernelSpec, ChordError], ...]
+
+    def __str__(self) -> str:
+        total = self.compiled + self.hit + self.failed
+        lines = [f"{total} kernels in {self.seconds:.1f} s: {self.compiled} compiled, {self.hit} found, {self.failed} failed"]
+        return "\n".join(lines + [f"{spec}\n{error}" for spec, error in self.errors])
+
+
+def warm_up(
+    specs: Iterable[KernelSpec], *, jobs: int | None = None, progress: Callable[[int, int, KernelSpec], None] | None = None
+) -> WarmupReport:
+    """Build every kernel of ``specs``; only those that the cache lacks reach a compiler. No GPU needed.
+
+    ``jobs``: compiling processes at once (default: the cores this process may use). ``progress(done, total, spec)`` is
+    called in the calling thread after each kernel. A kernel that fails does not stop the others; it is in the report.
+    """
+    wanted = list(dict.fromkeys(specs))
+    started = time.perf_counter()
+    origins: list[str] = []
+    errors: list[tuple[KernelSpec, ChordError]] = []
+    threads = ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0)), thread_name_prefix="chord-warmup")
+    with Pool(compiler.current()) as pool, threads:
+        tasks = {threads.submit(engine.build, spec, pool): spec for spec in wanted}
+        try:
+            for done, task in enumerate(as_completed(tasks), 1):
+                try:
+                    origins.append(task.result().origin)
+                except ChordError as error:
+                    errors.append((tasks[task], error))
+                if progress:
+                    progress(done, len(wanted), tasks[task])
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    return WarmupReport(origins.count("compiled"), origins.count("hit"), len(errors), time.perf_counter() - started, tuple(errors))
