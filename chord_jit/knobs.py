@@ -71,9 +71,12 @@ def _seconds(text: str) -> float:
 
 KNOBS: tuple[Knob, ...] = (
     Knob("CHORD_CACHE_DIR", str, None, "cache", "Folder of the cubin cache; entries lie in a versioned subfolder of their own."),
-    Knob("CHORD_LOCK_DIR", str, None, "cache", "Node-local folder of the compile locks; default: XDG_RUNTIME_DIR, else the temporary folder."),
-    Knob("XDG_RUNTIME_DIR", str, None, "cache", "The user's node-local runtime folder, where the compile locks lie unless CHORD_LOCK_DIR is set."),
-    Knob("CHORD_LOCK_TIMEOUT", _seconds, 300.0, "cache", "Seconds to wait for another process that compiles the same kernel; then compile privately."),
+    Knob("CHORD_LOCK_DIR", str, None, "cache",
+         "Node-local folder of the compile locks; default: XDG_RUNTIME_DIR, else the temporary folder."),
+    Knob("XDG_RUNTIME_DIR", str, None, "cache",
+         "The user's node-local runtime folder, where the compile locks lie unless CHORD_LOCK_DIR is set."),
+    Knob("CHORD_LOCK_TIMEOUT", _seconds, 300.0, "cache",
+         "Seconds to wait for another process that compiles the same kernel; then compile privately."),
     Knob("CHORD_COMPILER", _choice("nvrtc", "nvcc"), "nvrtc", "compiler", "Compiler of cold kernels: nvrtc (default) or nvcc."),
     Knob("CHORD_NVCC", str, None, "compiler", "Path of nvcc when CHORD_COMPILER=nvcc; default: CUDA_HOME/bin, then PATH."),
     Knob("CUDA_HOME", str, None, "compiler", "Folder of a CUDA toolkit, searched for nvcc and for CUDA headers after the wheels."),
@@ -86,7 +89,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob("CHORD_W4A16_STAGES", _integer(1), None, "schedule", "Stages of the shared-memory ring."),
     Knob("CHORD_W4A16_SPLIT", _integer(1), None, "schedule", "CTAs of one cluster that split K of an output tile."),
     Knob("CHORD_W4A16_CTAS", _integer(1), None, "schedule", "Resident CTAs per SM."),
-    Knob("CHORD_W4A16_DEQUANT", _choice("subnormal", "magic", "scaled"), None, "numerics", "Dequantisation of the m16n8k16 kernel; default: by architecture."),
+    Knob("CHORD_W4A16_DEQUANT", _choice("subnormal", "magic",
+         "scaled"), None, "numerics", "Dequantisation of the m16n8k16 kernel; default: by architecture."),
     Knob("CHORD_CAPTURE_SLOTS", _integer(1), 65536, "launch", "Launch sites that CUDA graphs of one device can hold (16 bytes each)."),
 )
 
