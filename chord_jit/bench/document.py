@@ -47,11 +47,16 @@ def _section(result: Mapping) -> str:
     doubts = results.doubts(result)
     lines += [f"**Not evidence: {'; '.join(doubts)}.**", ""] if doubts else []
     lines += [f"![{result['case_set']}]({PICTURE.format(case_set=result['case_set'])})", "", report.markdown_table(result)]
-    bar = result["reader_bar"]
-    if bar:
-        lines += [f"The reader at {bar['bytes'] / 1e6:.0f} MB: {bar['us']:.1f} us, {bar['bytes'] / bar['us'] / 1e6:.2f} TB/s ({bar['form']}).", ""]
-    lines += _host(result) + _schedules(result) + _clocks(result)
+    lines += _bar(result) + _host(result) + _schedules(result) + _clocks(result)
     return "\n".join(lines)
+
+
+def _bar(result: Mapping) -> list[str]:
+    bar = result["reader_bar"]
+    if not bar:
+        return []
+    speed = bar["bytes"] / bar["us"] / 1e6
+    return [f"The reader at {bar['bytes'] / 1e6:.0f} MB: {bar['us']:.1f} us, {speed:.2f} TB/s ({bar['form']}).", ""]
 
 
 def _host(result: Mapping) -> list[str]:
@@ -73,5 +78,6 @@ def _schedules(result: Mapping) -> list[str]:
 
 
 def _clocks(result: Mapping) -> list[str]:
-    measured = [variant["sustained"]["sm_mhz"] for row in result["rows"] for variant in row["variants"].values() if variant.get("sustained")]
-    return [f"SM clock in the energy loops: {min(measured)}-{max(measured)} MHz.", ""] if measured else []
+    variants = [variant for row in result["rows"] for variant in row["variants"].values()]
+    clocks = [variant["sustained"]["sm_mhz"] for variant in variants if variant.get("sustained")]
+    return [f"SM clock in the energy loops: {min(clocks)}-{max(clocks)} MHz.", ""] if clocks else []

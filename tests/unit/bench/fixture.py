@@ -1,0 +1,42 @@
+"""A made-up result in the shape that a run writes; no number in it was measured."""
+
+from __future__ import annotations
+
+import copy
+
+_SPREAD = {"p10": 100.0, "p90": 110.0, "samples": 100}
+
+
+def times(median: float) -> dict:
+    return {"median": median, **_SPREAD}
+
+
+def variant(median: float, **more) -> dict:
+    return {"us": times(median), "sustained": {"us": median, "mj": 120.0, "watts": 690.0, "sm_mhz": 1700}, **more}
+
+
+def row(tokens: int = 20, layer: str = "ep8_gate_up", **changes) -> dict:
+    """A row that meets every target of 20 tokens, gate/up."""
+    made = {
+        "case": f"{layer}_{tokens}", "layer": layer, "tokens": tokens, "rows": 8 * tokens, "active": 46, "bytes": 759_693_312,
+        "host_us": times(9.5),
+        "variants": {
+            "reader": variant(180.0, form="bulk"),
+            "ours": variant(186.0, error=1.66e-3, schedule="w4a16_mma 16x128x512 s3"),
+            "ours_swiglu": variant(185.0, error=2.2e-3, schedule="w4a16_mma 16x128x512 s3"),
+            "peer_default": variant(214.0, error=2.4e-3, configuration="8x256x64"),
+            "peer_best": variant(211.0, error=2.4e-3, configuration="8x128x64"),
+        },
+    }
+    return {**made, **changes}
+
+
+def result(*rows: dict, **changes) -> dict:
+    made = {
+        "schema": 1, "case_set": "decode", "date": "2026-11-30T05:00:00+00:00", "gpu": "NVIDIA H200", "torch": "2.11.0", "cuda": "13.0",
+        "clocks": {"driver": "580.1", "max_sm_mhz": 1980, "memory_mhz": 3201, "power_limit_w": 700.0},
+        "peer": {"name": "humming-kernels", "version": "0.1.20"}, "commit": "0123456789abcdef", "command": "chord bench --cases decode",
+        "override": None, "reader_bar": {"bytes": 760_000_000, "us": 180.0, "form": "bulk"}, "tree_hash": "ab" * 32,
+        "rows": list(rows) or [row()],
+    }
+    return copy.deepcopy({**made, **changes})

@@ -1,0 +1,74 @@
+"""The case table: counts, bytes, and seeds that reproduce their draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chord_jit.bench.cases import CASES, EP8_DRAWS, Case, find_seed, select
+from chord_jit.errors import InputError
+
+EVERY_CASE = [case for cases in CASES.values() for case in cases]
+
+#: Active experts and megabytes of gate/up that EP8 decode has at each token count; down has half of the bytes.
+EP8 = {1: (8, 132), 2: (14, 231), 4: (25, 413), 8: (38, 628), 20: (46, 760), 30: (48, 793), 40: (48, 793), 50: (48, 793)}
+SHAPES = {"ep8_gate_up": (48, 4096, 7168), "ep8_down": (48, 7168, 2048), "tp8_gate_up": (384, 512, 7168)}
+
+
+def ids(case: Case) -> str:
+    return case.name
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, ids=ids)
+def test_a_seed_gives_the_counts_of_its_row(case):
+    picks = case.draw.topk_ids()
+    counts = case.draw.rows_per_expert()
+    assert picks.shape == (case.draw.tokens, case.draw.picks) and picks.dtype == np.int32
+    assert all(len(set(row)) == case.draw.picks for row in picks.tolist())
+    assert ((counts > 0).sum(), counts.max(), counts.sum()) == (case.draw.active, case.draw.busiest, case.rows)
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, ids=ids)
+def test_two_draws_of_one_row_are_equal(case):
+    assert np.array_equal(case.draw.topk_ids(), case.draw.topk_ids())
+
+
+@pytest.mark.parametrize("draw", EP8_DRAWS, ids=lambda draw: str(draw.tokens))
+def test_the_seed_is_the_first_that_fits(draw):
+    assert find_seed(draw.tokens, 48, EP8[draw.tokens][0], busiest=8 if draw.tokens == 20 else None) == draw
+
+
+@pytest.mark.parametrize("case", CASES["decode"], ids=ids)
+def test_ep8_bytes(case):
+    experts, megabytes = EP8[case.draw.tokens]
+    assert case.draw.active == experts
+    assert case.bytes == pytest.approx(1e6 * megabytes / (2 if case.layer.routed_input else 1), rel=5e-3)
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, ids=ids)
+def test_packed_bytes_are_codes_and_scales(case):
+    layer = case.layer
+    assert layer.expert_bytes == layer.n * layer.k // 2 + 2 * layer.n * layer.k // 32
+
+
+def test_the_deployments_are_kimi_k2():
+    layers = {case.layer.name: case.layer for name in ("decode", "tp8") for case in CASES[name]}
+    assert {name: (layer.experts, layer.n, layer.k) for name, layer in layers.items()} == SHAPES
+    assert {name for name, layer in layers.items() if layer.gated} == {"ep8_gate_up", "tp8_gate_up"}
+    assert all(layer.source.startswith("Kimi K2") for layer in layers.values())
+
+
+def test_select_takes_token_counts_in_table_order():
+    assert [case.name for case in select("decode", (20, 1))] == ["ep8_gate_up_1", "ep8_gate_up_20", "ep8_down_1", "ep8_down_20"]
+    assert select("tp8") == CASES["tp8"]
+
+
+@pytest.mark.parametrize(("case_set", "tokens", "word"), [("prefill", (), "prefill"), ("decode", (3,), "3")])
+def test_select_refuses_what_has_no_draw(case_set, tokens, word):
+    with pytest.raises(InputError, match=word):
+        select(case_set, tokens)
+
+
+def test_counts_that_no_draw_meets_are_refused():
+    with pytest.raises(InputError, match="active=9"):
+        find_seed(1, 16, active=9)

@@ -1,0 +1,82 @@
+"""Files of results: the hash that ties them to the kernels, their names, and which one is the newest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chord_jit.bench import document, results
+from chord_jit.errors import InputError
+from tests.unit.bench import fixture
+
+ROOT = Path(__file__).resolve().parents[3]
+RECORDED = ROOT / "benchmarks" / "results"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    (tmp_path / "a.cuh").write_bytes(b"first")
+    (tmp_path / "b.cuh").write_bytes(b"second")
+    return lambda: [(path.name, path) for path in sorted(tmp_path.iterdir())]
+
+
+def test_the_hash_is_stable(tree):
+    assert results.tree_hash(tree()) == results.tree_hash(tree())
+    assert results.tree_hash() == results.tree_hash()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "a.cuh").write_bytes(b"First"),
+        lambda folder: (folder / "a.cuh").rename(folder / "c.cuh"),
+        lambda folder: (folder / "c.cuh").write_bytes(b""),
+        lambda folder: ((folder / "a.cuh").write_bytes(b"firsts"), (folder / "b.cuh").write_bytes(b"econd")),
+    ],
+    ids=["byte", "name", "empty file", "moved boundary"],
+)
+def test_the_hash_sees(change, tree, tmp_path):
+    before = results.tree_hash(tree())
+    change(tmp_path)
+    assert results.tree_hash(tree()) != before
+
+
+def test_the_hash_covers_headers_templates_and_no_leftovers():
+    names = [name for name, _ in results.tree_files()]
+    assert names == sorted(names)
+    assert {"include/chord/kernels/read_floor.cuh", "templates/read_floor.cu.j2"} <= set(names)
+    assert not [name for name in names if "__pycache__" in name or "/." in name]
+
+
+def test_a_saved_result_is_loaded_again(tmp_path):
+    path = results.save(fixture.result(), tmp_path / "new")
+    assert path.name == "20261130T0500-h200-decode-0123456789ab.json"
+    assert results.load(path) == fixture.result()
+
+
+def test_another_schema_is_refused(tmp_path):
+    with pytest.raises(InputError, match="schema=0"):
+        results.load(results.save(fixture.result(schema=0), tmp_path))
+
+
+def test_newest_goes_by_date_within_a_published_case_set(tmp_path):
+    for changes in (
+        {"date": "2026-12-02T05:00:00+00:00", "commit": "aaaa"}, {"date": "2026-12-01T05:00:00+00:00", "commit": "zzzz"},
+        {"date": "2026-12-01T06:00:00+00:00", "case_set": "tp8"}, {"date": "2026-12-03T06:00:00+00:00", "case_set": "smoke"},
+    ):
+        results.save(fixture.result(**changes), tmp_path)
+    newest = results.newest(tmp_path)
+    assert set(newest) == {"decode", "tp8"} and newest["decode"]["commit"] == "aaaa"
+    assert results.newest(tmp_path / "absent") == {}
+
+
+@pytest.mark.skipif(not list(RECORDED.glob("*.json")), reason="no run has been recorded under benchmarks/results")
+def test_the_newest_results_measured_this_tree():
+    stale = {name: result["date"] for name, result in results.newest(RECORDED).items() if result["tree_hash"] != results.tree_hash()}
+    assert not stale, f"kernels changed since {stale}: run `chord bench` on the GPU again and `python tools/make_performance.py`"
+
+
+def test_the_performance_page_is_in_step():
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert page == document.performance(results.newest(RECORDED)), "run python tools/make_performance.py"
