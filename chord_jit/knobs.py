@@ -89,8 +89,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob("CHORD_W4A16_STAGES", _integer(1), None, "schedule", "Stages of the shared-memory ring."),
     Knob("CHORD_W4A16_SPLIT", _integer(1), None, "schedule", "CTAs of one cluster that split K of an output tile."),
     Knob("CHORD_W4A16_CTAS", _integer(1), None, "schedule", "Resident CTAs per SM."),
-    Knob("CHORD_W4A16_DEQUANT", _choice("subnormal", "magic",
-         "scaled"), None, "numerics", "Dequantisation of the m16n8k16 kernel; default: by architecture."),
+    Knob("CHORD_W4A16_DEQUANT", _choice("subnormal", "magic", "scaled"), None, "numerics",
+         "Dequantisation of the m16n8k16 kernel; default: by architecture."),
     Knob("CHORD_CAPTURE_SLOTS", _integer(1), 65536, "launch", "Launch sites that CUDA graphs of one device can hold (16 bytes each)."),
 )
 
