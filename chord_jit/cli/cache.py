@@ -92,7 +92,7 @@ def _clear(root: Path, arguments: argparse.Namespace) -> int:
     folders = list(_folders(root))
     if not arguments.yes:
         raise InputError(
-            f"clear {root}", "removing entries needs --yes", {"entries": len(folders)}, "chord cache clear --yes, or chord cache list to look first"
+            f"clear {root}", "removing entries needs --yes", {"entries": len(folders)}, "look with chord cache list, then add --yes"
         )
     for folder in folders:
         _remove(root, folder)

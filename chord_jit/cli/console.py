@@ -1,8 +1,11 @@
-"""Standard output of the commands: rich for people, plain lines for programs."""
+"""Where the commands write: results to standard output, progress to standard error."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,3 +22,28 @@ def console() -> Console:
 def write(text: str) -> None:
     """One text and a line end to standard output, exactly as it is."""
     sys.stdout.write(text + "\n")
+
+
+@contextmanager
+def counting(title: str) -> Iterator[Callable[[int, int, object], None]]:
+    """A callback ``(done, total, item)`` that shows how far ``title`` is and how long the rest will take.
+
+    A moving bar on a terminal, one plain line a step elsewhere.
+    """
+    if not sys.stderr.isatty():
+        started = time.perf_counter()
+
+        def line(done: int, total: int, item: object) -> None:
+            left = (time.perf_counter() - started) / done * (total - done)
+            sys.stderr.write(f"{title}: {done}/{total}, about {left:.0f} s left\n")
+
+        yield line
+        return
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total, item: progress.update(task, completed=done, total=total)
