@@ -64,7 +64,7 @@ class CacheError(ChordError, RuntimeError):
 
 
 class CaptureError(ChordError, RuntimeError):
-    """A cold kernel was asked for inside CUDA graph capture."""
+    """What a capturing stream cannot do was asked for inside CUDA graph capture: a cold kernel, a checked call."""
 
 
 class ChordInternalError(ChordError, RuntimeError):

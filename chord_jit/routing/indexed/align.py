@@ -52,7 +52,7 @@ def align_blocks(
     else:
         local = _local_experts(topk_ids.reshape(-1), experts, expert_map)
         sorted_ids, expert_ids, padded = _fill(local, block_m, experts, capacity)
-    whole = experts if expert_map is None else expert_map.numel()
+    whole = experts if expert_map is None else max(experts, expert_map.numel())
     return IndexedRouting(sorted_ids, expert_ids, padded, topk_ids.shape[1], block_m, total, experts, whole)
 
 

@@ -23,11 +23,10 @@ class IndexedRouting:
     ``expert_ids``: int32 [at least ceil(capacity / block_m)], contiguous: the expert of each block, in ``[0, experts)``.
     ``num_tokens_padded``: int32, 0-D or [1]: the slots in use, a multiple of ``block_m``. What lies past it in both
     buffers is never read.
-    ``global_experts``: experts of the whole model, of which this rank holds ``experts``; default ``experts``. It only
-    steers the choice of a schedule.
     ``top_k``: routed ids per activation row; 1 for the down projection. ``block_m``: a positive multiple of 8.
     ``routed_rows``: activation rows x ``top_k``. ``experts``: experts of the weight (local ones under expert
-    parallelism).
+    parallelism). ``global_experts``: experts of the whole model, at least ``experts``; 0, the default, stands for
+    ``experts``. It only steers the choice of a schedule.
 
     Construction reads metadata alone: no synchronisation, legal under CUDA graph capture. Raises ``InputTypeError``
     for a type or dtype, ``InputError`` for everything else. The verdict stays with the object, so the buffers must
@@ -45,7 +44,7 @@ class IndexedRouting:
     device: torch.device = field(init=False)
 
     def __post_init__(self) -> None:
-        check_sizes("describe indexed routing", self.block_m, self.experts, self.top_k, self.routed_rows)
+        check_sizes("describe indexed routing", self.block_m, self.experts, self.top_k, self.routed_rows, self.global_experts)
         for name in _BUFFERS:
             _check_buffer(name, getattr(self, name))
         device = self.sorted_ids.device
@@ -61,7 +60,8 @@ class IndexedRouting:
                 "give ceil(capacity / block_m) expert ids, or a view of the sorted_ids that they cover",
             )
         object.__setattr__(self, "device", device)
-        object.__setattr__(self, "global_experts", max(self.global_experts, self.experts))
+        if self.global_experts == 0:
+            object.__setattr__(self, "global_experts", self.experts)
 
     @property
     def max_blocks(self) -> int:
@@ -108,15 +108,24 @@ def check_trusted(routing: IndexedRouting, *, rows: int, experts: int, device: t
         )
 
 
-def check_sizes(asked: str, block_m: int, experts: int, top_k: int, routed_rows: int) -> None:
+def check_sizes(asked: str, block_m: int, experts: int, top_k: int, routed_rows: int, global_experts: int = 0) -> None:
     """Check the host's numbers. Raises ``InputTypeError`` for what is no int, ``InputError`` for a value out of range."""
-    for name, value, least in (("block_m", block_m, 8), ("experts", experts, 1), ("top_k", top_k, 1), ("routed_rows", routed_rows, 0)):
+    numbers = (
+        ("block_m", block_m, 8), ("experts", experts, 1), ("top_k", top_k, 1), ("routed_rows", routed_rows, 0),
+        ("global_experts", global_experts, 0),
+    )  # fmt: skip
+    for name, value, least in numbers:
         if not isinstance(value, int) or isinstance(value, bool):
             raise InputTypeError(asked, f"{name} must be an int", {name: repr(value)}, "pass a Python int")
         if not least <= value <= INT32_MAX:
             raise InputError(asked, f"{name} must be {least} or more and fit in int32", {name: value}, f"give another {name}")
     if block_m % 8:
         raise InputError(asked, "block_m must be a multiple of 8", {"block_m": block_m}, "take the block_m that block_m_for chose")
+    if global_experts and global_experts < experts:
+        raise InputError(
+            asked, "global_experts must count the local ones too", {"global_experts": global_experts, "experts": experts},
+            "pass the experts of the whole model, or leave it out",
+        )
     if routed_rows % top_k:
         raise InputError(
             asked, "routed_rows must be the activation rows x top_k", {"routed_rows": routed_rows, "top_k": top_k},

@@ -44,6 +44,7 @@ def test_same_blocks_as_the_slow_builder(router, dtype):
     assert routing.expert_ids.numel() == -(-capacity(total, block_m, experts) // block_m)
     assert {t.dtype for t in (routing.sorted_ids, routing.expert_ids, routing.num_tokens_padded)} == {torch.int32}
     assert (routing.top_k, routing.block_m, routing.routed_rows, routing.experts) == (top_k, block_m, total, experts)
+    assert routing.global_experts == max(experts, len(expert_map or []))
     check_values(routing)
 
 

@@ -65,6 +65,8 @@ REFUSED = [
     ("rows no multiple", InputError, "activation rows x top_k.*\n.*routed_rows=7", dict(routed_rows=7)),
     ("rows a tensor", InputTypeError, "routed_rows must be an int", dict(routed_rows=torch.tensor(6))),
     ("no experts", InputError, "experts must be 1 or more", dict(experts=0)),
+    ("fewer experts in all", InputError, "global_experts=3, experts=4", dict(global_experts=3)),
+    ("experts in all a float", InputTypeError, "global_experts must be an int", dict(global_experts=384.0)),
 ]
 
 
@@ -105,6 +107,11 @@ def test_down_takes_the_same_blocks_with_one_row_per_id():
     check_trusted(down, rows=6, experts=4, device=routing.device)
     with pytest.raises(InputError, match="for_down"):
         check_trusted(routing, rows=6, experts=4, device=routing.device)
+
+
+def test_experts_of_the_model_are_the_local_ones_unless_told():
+    assert IndexedRouting(**GOOD).global_experts == 4
+    assert IndexedRouting(**GOOD, global_experts=384).for_down().global_experts == 384
 
 
 def test_a_routing_is_frozen_and_prints_without_reading_its_buffers():
