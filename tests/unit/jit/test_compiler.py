@@ -1,0 +1,139 @@
+"""The real compilers on the toy: no GPU is needed to compile for one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from chord_jit import assets, knobs
+from chord_jit.errors import CompileError, ToolchainError, UnsupportedDeviceError
+from chord_jit.jit import compiler, counters, elf, engine, toolchain
+from chord_jit.jit.nvcc import Nvcc
+from chord_jit.jit.nvrtc import Nvrtc
+from tests.toy.family import ASSETS, spec
+
+HEADER = """#pragma once
+#include <cutlass/arch/barrier.h>
+#include <cuda_bf16.h>
+namespace { __device__ float hidden[64]; }
+namespace chord {
+struct ToyAddParams { const float* a; const float* b; float* out; long long count; };
+template <typename Config> __device__ void toy_add(const ToyAddParams& params) {
+  hidden[threadIdx.x] += params.a[0];
+  cutlass::arch::NamedBarrier::sync(Config::kThreads, 1);
+  params.out[0] = hidden[Config::kThreads - 1 - threadIdx.x] * Config::kScale;
+}
+}
+"""
+
+
+def mixed_tree(folder: Path) -> Path:
+    """Assets whose kernel takes all that could carry a path or a chance name: CUTLASS, an unnamed namespace."""
+    shutil.copytree(ASSETS / "templates", folder / "templates")
+    header = folder / "include/chord/kernels/toy_add.cuh"
+    header.parent.mkdir(parents=True)
+    header.write_text(HEADER)
+    return folder
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a"])
+def test_nvrtc_gives_a_cubin_with_facts(place, arch):
+    entry = engine.build(spec(arch=arch))
+    assert elf.kernels(entry.cubin) == [entry.symbol] == ["chord_toy_add"]
+    assert 0 < entry.facts["registers"] < 64 and entry.facts["spill_bytes"] == entry.facts["stack_bytes"] == 0
+    assert entry.origin == "compiled" and counters.counters().compiles == 1 and counters.counters().compile_seconds > 0
+    engine.forget()
+    again = engine.build(spec(arch=arch))
+    assert (again.origin, again.cubin, again.facts) == ("hit", entry.cubin, entry.facts) and counters.counters().compiles == 1
+
+
+def test_two_checkouts_give_the_same_bytes(tmp_path):
+    """Nothing of the machine reaches the cubin: no path, no time, no chance name."""
+    images = []
+    for name in ("one", "another/and a blank/deeper"):
+        with assets.scope(mixed_tree(tmp_path / name)):
+            source = engine.key_of(spec()).source
+            images.append(compiler.current().compile(compiler.request(spec(), source)).cubin)
+    assert images[0] == images[1]
+    assert str(tmp_path).encode() not in images[0] and b"site-packages" not in images[0]
+
+
+def test_refused_source_shows_the_log_with_the_program_name(place):
+    request = replace(compiler.request(spec(), ""), source="int x = missing;")
+    with pytest.raises(CompileError, match="missing") as caught:
+        compiler.current().compile(request)
+    assert re.search(r"^toy_add.cu\(1\): error", caught.value.log, re.MULTILINE)
+    assert caught.value.values["version"] == toolchain.discover().compiler.version
+
+
+def test_unknown_target_is_refused_before_the_compiler(fake):
+    with pytest.raises(UnsupportedDeviceError, match="sm_120"):
+        engine.build(spec(arch="sm_120"))
+    assert fake.compiles() == []
+
+
+def test_another_nvrtc_in_the_process_is_refused(place):
+    found = toolchain.discover()
+    other = Nvrtc(replace(found, compiler=replace(found.compiler, version="12.9.86")))
+    with pytest.raises(ToolchainError, match="loaded=13.0") as caught:
+        other.compile(compiler.request(spec(), "int x;"))
+    assert "12.9.86" in str(caught.value)
+
+
+def test_nvrtc_without_headers_says_what_is_missing(place):
+    found = toolchain.discover()
+    with pytest.raises(ToolchainError, match="missing CUTLASS headers"):
+        Nvrtc(replace(found, cutlass=replace(found.cutlass, path=None))).compile(compiler.request(spec(), "int x;"))
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A stand-in for nvcc that writes down how it was called; its folder has a blank in its name."""
+    path = tmp_path / "tool kit" / "nvcc"
+    path.parent.mkdir()
+    path.write_text(
+        '#!/bin/sh\nfor word in "$@"; do echo "$word"; done > "$(dirname "$0")/words"\nenv > "$(dirname "$0")/environment"\n'
+        'cat toy_add.cu > kernel.cubin\necho "$STATUS says nvcc" >&2\nexit ${STATUS:-0}\n'
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH"):
+        monkeypatch.setenv(name, "-unwanted")
+    found = toolchain.discover()
+    return Nvcc(replace(found, kind="nvcc", compiler=replace(found.compiler, path=path)))
+
+
+def test_nvcc_gets_a_list_of_words_and_a_quiet_environment(script, tmp_path):
+    request = replace(compiler.request(spec(), "the source"), includes=(tmp_path / "my headers",))
+    assert script.compile(request).cubin == b"the source"
+    folder = script.toolchain.compiler.path.parent
+    words = (folder / "words").read_text().splitlines()
+    assert f"-I{tmp_path / 'my headers'}" in words and set(compiler.flags("nvcc", "sm_90a")) < set(words)
+    assert words[-3:] == ["-o", "kernel.cubin", "toy_add.cu"]
+    assert "-unwanted" not in (folder / "environment").read_text()
+
+
+def test_nvcc_that_fails_shows_its_log(script, monkeypatch):
+    monkeypatch.setenv("STATUS", "3")
+    with pytest.raises(CompileError, match="3 says nvcc") as caught:
+        script.compile(compiler.request(spec(), "the source"))
+    assert caught.value.values["exit status"] == 3
+
+
+def test_the_knob_chooses_the_compiler(place):
+    assert isinstance(compiler.current(), Nvrtc)
+    with knobs.scope(CHORD_COMPILER="nvcc"):
+        assert isinstance(compiler.current(), Nvcc)
+
+
+def test_real_nvcc_builds_the_toy(place):
+    with knobs.scope(CHORD_COMPILER="nvcc"):
+        if toolchain.discover().missing or not shutil.which("g++"):
+            pytest.skip("no nvcc with a host compiler here")
+        entry = engine.build(spec())
+    assert elf.kernels(entry.cubin) == ["chord_toy_add"] and entry.facts["registers"] > 0
+    assert engine.build(spec()).digest != entry.digest
