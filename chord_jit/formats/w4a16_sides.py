@@ -54,7 +54,7 @@ def read_sides(
     if (up is None) != (up_scale is None):
         given = {"up": up is not None, "up_scale": up_scale is not None}
         raise InputTypeError(ASKED, "up and up_scale must come together", given, "pass both, or gate and up in one tensor")
-    parts = [read(weight, scale)] if up is None else [read(weight, scale), read(up, up_scale, "up")]
+    parts = [read(weight, scale)] if up is None else [read(weight, scale, "gate"), read(up, up_scale, "up")]
     shapes = {(part.experts, part.n, part.k, str(part.scale.device)) for part in parts}
     if len(shapes) > 1:
         raise InputError(
