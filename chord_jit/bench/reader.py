@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from chord_jit import device
+from chord_jit.bench.timing import FLUSH_BYTES
 from chord_jit.errors import ChordInternalError, InputError
 from chord_jit.formats.w4a16 import PackedW4A16
 from chord_jit.jit import engine
@@ -83,6 +84,8 @@ class ReaderForm:
         return KernelSpec("read_floor", config, arch)
 
 
+_LOADS = ReaderForm("loads 4 x 16 B, 64 CTAs", "strided", 0, 1, 64)
+
 #: The fixed set. 36 KB panels are the tile kernel's own order: eight k blocks a copy, panels taken by ticket.
 FORMS = (
     ReaderForm("bulk 32 KB x 6, contiguous", "contiguous", 32 << 10, 6, 1),
@@ -90,7 +93,7 @@ FORMS = (
     ReaderForm("bulk 32 KB x 6, strided, no hint", "strided", 32 << 10, 6, 1, evict_first=False),
     ReaderForm("bulk 36 KB x 6, panels", "dynamic", 36 << 10, 6, 1, panels=True),
     ReaderForm("bulk 16 KB x 6, strided, 2 CTAs", "strided", 16 << 10, 6, 2),
-    ReaderForm("loads 4 x 16 B, 64 CTAs", "strided", 0, 1, 64),
+    _LOADS,
     ReaderForm("loads 4 x 16 B, 4 CTAs of 16 warps", "strided", 0, 1, 4, warps=16),
 )
 
@@ -114,7 +117,7 @@ class Reader:
         runs_per_expert = -(-expert_bytes // run_bytes)
         runs = runs_per_expert * len(active)
         grid = min(runs, form.ctas * facts.sms)
-        kernel = engine.load(form.spec(facts.arch), index)
+        kernel = engine.load(form.spec(facts.arch), index, form.shared_bytes)
         self._launch = Launch(kernel.handle, (grid, 1, 1), form.threads, 1, form.shared_bytes, _PARAMS)
         self._sums = torch.zeros(grid * form.warps, dtype=torch.int32, device=memory.device)
         self._ticket = torch.zeros(1, dtype=torch.int32, device=memory.device)
@@ -145,3 +148,9 @@ class Reader:
             raise ChordInternalError(
                 "check a read-only kernel", "it must have read every byte once", {"sum": seen, "wanted": wanted}, "do not use this run",
             )
+
+
+def read_flush(place: torch.device) -> Reader:
+    """Evicts L2 by reading 256 MB: L2 is cold and clean, and no write-back falls into the next kernel's time."""
+    memory = torch.ones(FLUSH_BYTES, dtype=torch.uint8, device=place)
+    return Reader(_LOADS, memory, FLUSH_BYTES, FLUSH_BYTES, (0,))

@@ -54,6 +54,8 @@ def doubts(result: Mapping) -> list[str]:
         found.append("the commit is not known")
     if result.get("override"):
         found.append(f"schedules overridden: {result['override']}")
+    if result["flush"] != "write":
+        found.append(f"L2 flushed by {result['flush']}, not by write")
     bar = result["reader_bar"]
     if bar is None:
         found.append(f"void: no reader was measured at {targets.READER_BAR_BYTES / 1e6:.0f} MB")

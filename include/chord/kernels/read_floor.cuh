@@ -30,6 +30,7 @@ struct Params {
   uint32_t reserved;
   uint16_t experts[kMaxActive];  // by value: the floor pays for no look-up in device memory
 };
+static_assert(sizeof(Params) == 48 + 2 * kMaxActive, "the host packs this struct without padding");
 
 struct Piece {
   const uint8_t* source;

@@ -36,7 +36,7 @@ def result(*rows: dict, **changes) -> dict:
         "schema": 1, "case_set": "decode", "date": "2026-11-30T05:00:00+00:00", "gpu": "NVIDIA H200", "torch": "2.11.0", "cuda": "13.0",
         "clocks": {"driver": "580.1", "max_sm_mhz": 1980, "memory_mhz": 3201, "power_limit_w": 700.0},
         "peer": {"name": "humming-kernels", "version": "0.1.20"}, "commit": "0123456789abcdef", "command": "chord bench --cases decode",
-        "override": None, "reader_bar": {"bytes": 760_000_000, "us": 180.0, "form": "bulk"}, "tree_hash": "ab" * 32,
+        "override": "", "flush": "write", "reader_bar": {"bytes": 760_000_000, "us": 180.0, "form": "bulk"}, "tree_hash": "ab" * 32,
         "rows": list(rows) or [row()],
     }
     return copy.deepcopy({**made, **changes})

@@ -58,6 +58,7 @@ def test_terminal_table_holds_the_doubts():
         ({"commit": "unknown"}, "commit"),
         ({"case_set": "smoke"}, "smoke"),
         ({"override": "CHORD_W4A16_BM=8"}, "overridden"),
+        ({"flush": "read"}, "not by write"),
         ({"reader_bar": None}, "void"),
         ({"reader_bar": {"bytes": 760_000_000, "us": 186.0, "form": "bulk"}}, "4.09 TB/s"),
     ],
