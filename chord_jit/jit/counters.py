@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,15 @@ def reset() -> None:
     global _now
     with _lock:
         _now = Counters()
+
+
+def _new_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+# Another thread of the parent may hold the lock at the moment of the fork.
+os.register_at_fork(after_in_child=_new_lock)
 
 
 def add(**steps: float) -> None:

@@ -37,16 +37,15 @@ class Store:
         """
         folder = self._folder(digest)
         try:
-            for level in (self.root, folder.parent, folder):
-                files.check_folder(level)
+            if not self._present(folder):
+                return None
             return record.entry_of({name: files.read(folder / name) for name in (record.CUBIN, record.SOURCE, record.RECORD)}, digest)
         except files.Untrusted as problem:
             once(f"untrusted {self.root}", f"kernel cache: {problem}, so it is not read. Set CHORD_CACHE_DIR to a folder of your own.")
         except record.Damaged as problem:
             self._bad(folder, str(problem), repair)
         except FileNotFoundError as problem:
-            if folder.is_dir():
-                self._bad(folder, f"{Path(problem.filename or '?').name} is missing", repair)
+            self._bad(folder, f"{Path(problem.filename).name} is missing", repair)
         except OSError as problem:
             once(f"read {self.root}", f"kernel cache: {folder} cannot be read ({problem}); its kernel is compiled again.")
         return None
@@ -91,6 +90,14 @@ class Store:
 
     def _folder(self, digest: str) -> Path:
         return self.root / digest[:2] / digest
+
+    def _present(self, folder: Path) -> bool:
+        try:
+            for level in (self.root, folder.parent, folder):
+                files.check_folder(level)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def _bad(self, folder: Path, problem: str, repair: bool) -> None:
         once(f"bad {folder}", f"kernel cache: the entry {folder} is damaged ({problem}); its kernel is compiled again.")

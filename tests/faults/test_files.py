@@ -1,0 +1,190 @@
+"""What disks do: lost, cut and changed bytes, full and read-only file systems, folders that vanish."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from chord_jit import knobs
+from chord_jit.jit import counters, engine, files, store
+from chord_jit.jit.notices import CacheWarning
+from tests.toy.family import spec
+from tests.toy.fixtures import forget
+from tests.toy.processes import ROOT
+
+NAMES = ("kernel.cubin", "kernel.cu", "entry.json")
+
+
+def _cut(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def _flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def _empty(path):
+    path.write_bytes(b"")
+
+
+def _grow(path):
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def _remove(path):
+    path.unlink()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("fault", [_cut, _flip, _empty, _grow, _remove], ids=lambda fault: fault.__name__[1:])
+def test_a_damaged_entry_is_set_aside_and_built_again(place, fake, name, fault):
+    good = engine.build(spec())
+    (folder,) = place.entries()
+    fault(folder / name)
+    forget()
+    with pytest.warns(CacheWarning) as caught:
+        built = engine.build(spec())
+    assert len(caught) == 1 and "is damaged" in str(caught[0].message) and str(folder) in str(caught[0].message)
+    assert built.origin == "compiled" and built.cubin == good.cubin and len(fake.compiles()) == 2
+    assert [path.name.split(".")[0] for path in (place.root / ".bad").iterdir()] == [good.digest]
+    forget()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert engine.build(spec()).origin == "hit"
+
+
+def test_a_damaged_entry_that_cannot_be_moved_is_still_not_used(place, fake, monkeypatch):
+    good = engine.build(spec())
+    _flip(place.entries()[0] / "kernel.cubin")
+    forget()
+    monkeypatch.setattr(store.Path, "rename", _refuse(errno.EBUSY))
+    with pytest.warns(CacheWarning):
+        built = engine.build(spec())
+    assert built.origin == "compiled" and built.cubin == good.cubin
+
+
+def _refuse(number):
+    def call(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+def _write_half(path, content):
+    with open(path, "wb") as file:
+        file.write(content[: len(content) // 2])
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+#: what fails, where, how; the build works all the same
+WRITES = (
+    ("full disk in the middle of a file", files, "write", _write_half),
+    ("full disk at the sync", os, "fsync", _refuse(errno.ENOSPC)),
+    ("quota", files, "write", _refuse(errno.EDQUOT)),
+    ("read-only", files.Path, "mkdir", _refuse(errno.EROFS)),
+    ("not allowed", files.Path, "mkdir", _refuse(errno.EACCES)),
+    ("stale network handle", files.Path, "rename", _refuse(errno.ESTALE)),
+    ("removed by a sweeper", files.Path, "rename", _refuse(errno.ENOENT)),
+)
+
+
+@pytest.mark.parametrize("name, owner, attribute, fault", WRITES, ids=[case[0] for case in WRITES])
+def test_a_disk_that_refuses_costs_the_entry_only(place, fake, monkeypatch, name, owner, attribute, fault):
+    # The locks are on another disk than the cache.
+    place.locks.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, attribute, fault)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            entries = [engine.build(spec(scale)) for scale in (1, 2, 3)]
+    assert [entry.origin for entry in entries] == ["compiled"] * 3
+    about_the_cache = [str(warning.message) for warning in caught if "not kept" in str(warning.message)]
+    assert len(about_the_cache) == 1 and "CHORD_CACHE_DIR" in about_the_cache[0]
+    assert place.entries() == place.leftovers() == []
+    assert engine.build(spec(1)).origin == "hit"
+    forget()
+    assert engine.build(spec(1)).origin == "compiled" and len(place.entries()) == 1
+
+
+@pytest.mark.parametrize("folder", ["/proc/nonexistent", "/dev/null", "/dev/null/cache"])
+def test_a_root_that_cannot_be_made(fake, folder):
+    with knobs.scope(CHORD_CACHE_DIR=folder):
+        with pytest.warns(CacheWarning) as caught:
+            assert engine.build(spec(1)).origin == engine.build(spec(2)).origin == "compiled"
+        assert len(caught) == 1
+        assert engine.build(spec(1)).origin == "hit"
+
+
+def test_a_read_only_root_is_read(place, fake, monkeypatch):
+    engine.build(spec(1))
+    forget()
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode, **more: not (mode & os.W_OK and place.cache in (path, *path.parents)) and allowed(path, mode))
+    assert engine.build(spec(1)).origin == "hit"
+    with pytest.warns(CacheWarning, match="read-only"):
+        assert engine.build(spec(2)).origin == "compiled"
+    assert len(place.entries()) == 1 and len(fake.compiles()) == 2
+
+
+def test_processes_on_a_read_only_root_do_not_wait_for_each_other(place, fake, monkeypatch):
+    """They could not share the result, so a lock would only put them in a row."""
+    monkeypatch.setattr(engine.locks, "held", None)
+    with knobs.scope(CHORD_CACHE_DIR="/proc/nonexistent"), pytest.warns(CacheWarning):
+        assert engine.build(spec()).origin == "compiled"
+
+
+def test_a_root_that_vanishes_is_made_again(place, fake):
+    engine.build(spec(1))
+    shutil.rmtree(place.cache)
+    assert engine.build(spec(1)).origin == "hit"
+    assert engine.build(spec(2)).origin == "compiled"
+    assert len(place.entries()) == 1
+    forget()
+    assert engine.build(spec(1)).origin == "compiled" and len(place.entries()) == 2
+
+
+def test_an_entry_that_vanishes_between_look_and_lock_is_built(place, fake, monkeypatch):
+    engine.build(spec())
+    forget()
+    found = engine.user_store().find
+    monkeypatch.setattr(store.Store, "find", lambda self, digest, repair=False: shutil.rmtree(place.root) if not repair else found(digest, repair=True))
+    assert engine.build(spec()).origin == "compiled"
+
+
+def test_a_published_entry_never_replaces_a_good_one(place, fake):
+    entry = engine.build(spec())
+    (folder,) = place.entries()
+    before = (folder.stat().st_ino, (folder / "entry.json").stat().st_mtime_ns)
+    place.store.publish(entry, engine.key_of(spec()))
+    assert (folder.stat().st_ino, (folder / "entry.json").stat().st_mtime_ns) == before and place.leftovers() == []
+
+
+def test_no_home_at_all(tmp_path):
+    """Import works and a kernel is built; one notice says that it is not kept."""
+    script = (
+        "import chord_jit, warnings\nfrom chord_jit import assets\nfrom chord_jit.jit import engine, compiler\n"
+        "from tests.toy.fake import FakeCompiler\nfrom tests.toy.family import ASSETS, spec\nfrom pathlib import Path\n"
+        f"with assets.scope(ASSETS), compiler.scope(FakeCompiler(Path({str(tmp_path / 'ledger')!r}))):\n"
+        "    print(engine.build(spec()).origin, engine.build(spec(5)).origin)\n"
+    )
+    environment = {"HOME": "/proc/nonexistent", "PYTHONPATH": str(ROOT), "CHORD_LOCK_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "compiled compiled\n" and done.stderr.count("CacheWarning") == 1
+
+
+def test_counters_see_the_rebuild(place, fake):
+    engine.build(spec())
+    _flip(place.entries()[0] / "kernel.cubin")
+    forget()
+    with pytest.warns(CacheWarning):
+        engine.build(spec())
+    assert (counters.counters().hits, counters.counters().compiles) == (0, 1)
