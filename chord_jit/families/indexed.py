@@ -18,12 +18,12 @@ from chord_jit.jit.launch import Launch
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.routing.indexed import IndexedRouting, check_trusted, check_values
 from chord_jit.schedules.deployment import Deployment
-from chord_jit.schedules.legality import mma_shape
+from chord_jit.schedules.legality import mma_shape, mma_workspace
 from chord_jit.schedules.schedule import Schedule
 
-#: chord::W4A16MmaParams: x, weight, out, row_weights, ticket, sorted_ids, expert_ids, padded; id_capacity,
+#: chord::W4A16MmaParams: x, weight, out, row_weights, tickets, partials, sorted_ids, expert_ids, padded; id_capacity,
 #: block_capacity, routed_rows, top_k, experts, sub_blocks.
-PARAMS = struct.Struct("<8Q6i")
+PARAMS = struct.Struct("<9Q6i")
 
 #: Calls of one process that differ in more than this many ways start over; each entry is one small object.
 _MAX_PLANS = 4096
@@ -32,10 +32,10 @@ _MAX_PLANS = 4096
 class _Plan:
     """What a warm call needs beyond its tensors."""
 
-    __slots__ = ("columns", "launch", "schedule", "sub_blocks")
+    __slots__ = ("launch", "schedule", "sub_blocks", "workspace")
 
-    def __init__(self, launch: Launch, schedule: Schedule, columns: int, sub_blocks: int):
-        self.launch, self.schedule, self.columns, self.sub_blocks = launch, schedule, columns, sub_blocks
+    def __init__(self, launch: Launch, schedule: Schedule, sub_blocks: int, workspace: int):
+        self.launch, self.schedule, self.sub_blocks, self.workspace = launch, schedule, sub_blocks, workspace
 
 
 class IndexedFamily:
@@ -114,9 +114,10 @@ class IndexedFamily:
     @staticmethod
     def _launch(plan: _Plan, index: int, x, weight, routing, topk_weights, out) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
+        tickets, partials = slots.acquire(index, stream, plan.workspace)
         plan.launch(
             stream, x.data_ptr(), weight.data.data_ptr(), out.data_ptr(), 0 if topk_weights is None else topk_weights.data_ptr(),
-            slots.address(index, stream), routing.sorted_ids.data_ptr(), routing.expert_ids.data_ptr(),
+            tickets, partials, routing.sorted_ids.data_ptr(), routing.expert_ids.data_ptr(),
             routing.num_tokens_padded.data_ptr(), routing.sorted_ids.numel(), routing.max_blocks, routing.routed_rows,
             routing.top_k, weight.experts, plan.sub_blocks,
         )  # fmt: skip
@@ -130,7 +131,8 @@ class IndexedFamily:
             facts, experts, n, k, expected_rows, block_m=block_m, interleaved=interleaved, swiglu=swiglu, weighted=weighted
         )
         schedule = self.schedule(problem)
-        plan = _Plan(self.prepare(problem, schedule, index), schedule, n, block_m // schedule.bm)
+        workspace = mma_workspace(problem, schedule)
+        plan = _Plan(self.prepare(problem, schedule, index), schedule, block_m // schedule.bm, workspace)
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
         self._plans[key] = plan
@@ -145,8 +147,8 @@ class IndexedFamily:
             shape = mma_shape(problem, schedule)
             kernel = engine.load(kernel_spec, index, shape.shared_bytes)
             slots.prepare(index)
-            grid = problem.facts.sms * schedule.ctas // schedule.split * schedule.split
-            launch = Launch(kernel.handle, (grid, 1, 1), shape.threads, schedule.split, shape.shared_bytes, PARAMS)
+            grid = (problem.facts.sms * schedule.ctas, 1, 1)
+            launch = Launch(kernel.handle, grid, shape.threads, 1, shape.shared_bytes, PARAMS)
             self._launches[key] = launch
         return launch
 

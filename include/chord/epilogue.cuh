@@ -4,7 +4,7 @@
 // of the same neurons; without SwiGLU the columns go back to their logical order, with it the pair becomes one output.
 #pragma once
 
-#include <cstdint>
+#include <cuda/std/cstdint>
 
 #include <cuda_bf16.h>
 
@@ -39,6 +39,8 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
+
+__device__ __forceinline__ float4 add(const float4& a, const float4& b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
 __device__ __forceinline__ float swiglu(float gate, float up) { return gate / (1.0f + __expf(-gate)) * up; }
 

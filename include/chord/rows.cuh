@@ -6,7 +6,7 @@
 // belongs to another rank and is left out.
 #pragma once
 
-#include <cstdint>
+#include <cuda/std/cstdint>
 
 namespace chord {
 

@@ -5,11 +5,11 @@
 //   packed weight blocks (evict-first) and the tile's activation rows (evict-last), all counted on one mbarrier.
 //   Consumer warps split the stage by K (and by panel), so the fragments of the activations serve a whole 128-row block;
 //   partial sums meet in shared memory at the end of a tile.
-// Shared memory: [stages: blocks | rows] [reduction] [cluster receive] [records] [barriers] [zero row].
-// Tiles: taken whole from a ticket counter (split = 1), or dealt round robin to clusters whose CTAs share K (split > 1,
-//   partial sums sent to rank 0 by st.async). Either way a tile's sums have one fixed order: results do not depend on timing.
+// Shared memory: [stages: blocks | rows] [reduction] [records] [barriers] [zero row].
+// Work: taken piece by piece from a ticket counter; a piece is a whole tile, but for the last, incomplete wave, whose tiles
+//   are cut along K into up to kSplit pieces (tail.cuh). Sums have one fixed order: results do not depend on timing.
 // Hazards: a row that no id names reads the zero row, never stale shared memory; the K tail is not copied and its half
-//   block reads the zero row too; a CTA of a cluster stays until its neighbours are done with its shared memory.
+//   block reads the zero row too.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -19,6 +19,7 @@
 #include "chord/epilogue.cuh"
 #include "chord/ptx.cuh"
 #include "chord/rows.cuh"
+#include "chord/tail.cuh"
 
 namespace chord {
 
@@ -27,7 +28,8 @@ struct W4A16MmaParams {
   const uint8_t* weight;
   __nv_bfloat16* out;
   const float* row_weights;
-  unsigned* ticket;
+  unsigned* tickets;  // the launch's slot: the piece counter, then one arrival counter per cut tile
+  float* partials;    // the slot's workspace: [piece][kBM][kPanels * 128]
   IndexedParams routing;
 };
 
@@ -53,56 +55,45 @@ struct W4A16Mma {
   static constexpr int kRowPanels = Config::kInterleaved ? (Config::kN / 2 + 63) / 64 : (Config::kN + 127) / 128;
   static constexpr int kTilesN = kRowPanels / kPanels;
   static_assert(kRowPanels % kPanels == 0, "a tile must not reach into the next expert's panels");
-  static_assert(kSplit <= kTileStages, "every CTA of a cluster needs a share of K");
+  static_assert(kSplit <= kTileStages, "every piece needs a share of K");
 
   static constexpr int kRowPitch = kStageBlocks * 128 + 16;  // +16: rows of an ldmatrix fall into different banks
   static constexpr int kWeightBytes = kPanels * kStageBlocks * kBlockBytes;
   static constexpr int kStageBytes = (kWeightBytes + kBM * kRowPitch + 127) / 128 * 128;
   static constexpr int kPartPitch = kUnits * 16 + 4;  // floats; +4 keeps the accumulator's scattered stores conflict-free
   static constexpr int kReductionBytes = kWarps * 8 * kPartPitch * 4;
-  static constexpr int kReceiveBytes = (kSplit - 1) * kBM * kPanels * 512;
-  static constexpr int kRecordBytes = 16 + kBM * 4;
+  // One piece may be at its end, with all its stages free again, while every stage holds another piece.
+  static constexpr int kRecords = kStages + 1;
+  static constexpr int kRecordBytes = 32 + kBM * 4;
   static constexpr int kReductionAt = kStages * kStageBytes;
-  static constexpr int kReceiveAt = kReductionAt + kReductionBytes;
-  static constexpr int kRecordsAt = kReceiveAt + kReceiveBytes;
-  static constexpr int kBarriersAt = (kRecordsAt + kStages * kRecordBytes + 15) / 16 * 16;
-  static constexpr int kZeroRowAt = (kBarriersAt + (2 * kStages + 2) * 8 + 15) / 16 * 16;
-  static constexpr int kSharedBytes = kZeroRowAt + 128;
+  static constexpr int kRecordsAt = kReductionAt + kReductionBytes;
+  static constexpr int kBarriersAt = (kRecordsAt + kRecords * kRecordBytes + 15) / 16 * 16;
+  static constexpr int kZeroRowAt = (kBarriersAt + 2 * kStages * 8 + 15) / 16 * 16;
+  static constexpr int kFlagAt = kZeroRowAt + 128;
+  static constexpr int kSharedBytes = kFlagAt + 16;
   static_assert(kSharedBytes == Config::kSharedBytes, "host and device disagree on shared memory");
 
   // Register budget: what the launch gives all warps, minus what the producer's warpgroup keeps.
   static constexpr int kEntryRegisters = 65536 / Config::kCtas / kThreads / 8 * 8;
   static constexpr bool kMovesRegisters = kEntryRegisters < 216;
-  static constexpr int kProducerRegisters = 56;
+  static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = (kEntryRegisters * kThreads - kProducerRegisters * 128) / (kWarps * 32) / 8 * 8;
 
   struct Record {
     int panel;  // first panel of the tile; -1 ends the stream
     int rows;
-    int padding[2];
+    int begin, end;  // stages of K
+    int cut, piece, pieces;  // which cut tile, which of its pieces; one piece: a whole tile
+    int padding;
     int ids[kBM];
   };
   static_assert(sizeof(Record) == kRecordBytes);
 
-  uint8_t* const shared;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-
-  __device__ explicit W4A16Mma(uint8_t* memory) : shared(memory) {}
-
-  __device__ __forceinline__ uint64_t* full(int stage) const { return reinterpret_cast<uint64_t*>(shared + kBarriersAt) + stage; }
-  __device__ __forceinline__ uint64_t* empty(int stage) const { return full(kStages + stage); }
-  __device__ __forceinline__ uint64_t* received() const { return full(2 * kStages); }
-  __device__ __forceinline__ uint64_t* may_send() const { return full(2 * kStages + 1); }
-  __device__ __forceinline__ uint8_t* stage_memory(int stage) const { return shared + stage * kStageBytes; }
-  __device__ __forceinline__ Record& record(int stage) const { return reinterpret_cast<Record*>(shared + kRecordsAt)[stage]; }
-  __device__ __forceinline__ uint32_t zero_row() const { return shared_address(shared + kZeroRowAt); }
-
-  __device__ __forceinline__ static int rank() { return kSplit > 1 ? static_cast<int>(cute::block_rank_in_cluster()) : 0; }
-  __device__ __forceinline__ static int first_stage(int rank) { return kTileStages * rank / kSplit; }
-
   struct Cursor {
     int stage = 0;
     uint32_t phase = 0;
+    int record = 0;
+    __device__ __forceinline__ void next_record() { record = record == kRecords - 1 ? 0 : record + 1; }
     __device__ __forceinline__ void advance() {
       if (++stage == kStages) {
         stage = 0;
@@ -111,63 +102,83 @@ struct W4A16Mma {
     }
   };
 
+  uint8_t* const shared;
+  const int warp, lane;
+
+  __device__ __forceinline__ explicit W4A16Mma(uint8_t* memory) : shared(memory), warp(thread() / 32), lane(thread() % 32) {}
+
+  // Read anew where it is asked for: kept across the main loop, what derives from it would spill.
+  __device__ __forceinline__ static int thread() {
+    int index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+  }
+
+  __device__ __forceinline__ uint64_t* full(int stage) const { return reinterpret_cast<uint64_t*>(shared + kBarriersAt) + stage; }
+  __device__ __forceinline__ uint64_t* empty(int stage) const { return full(kStages + stage); }
+  __device__ __forceinline__ uint8_t* stage_memory(int stage) const { return shared + stage * kStageBytes; }
+  __device__ __forceinline__ Record& record(const Cursor& cursor) const { return reinterpret_cast<Record*>(shared + kRecordsAt)[cursor.record]; }
+  __device__ __forceinline__ uint32_t zero_row() const { return shared_address(shared + kZeroRowAt); }
+
   // ---------------------------------------------------------------- producer
   __device__ __forceinline__ void produce(const W4A16MmaParams& p) {
     const uint64_t weights_policy = evict_first_policy(), rows_policy = evict_last_policy();
-    const int workers = gridDim.x / kSplit;
-    int tile = blockIdx.x / kSplit;
-    // Read before the tile count is known: one memory latency instead of two.
-    auto rows = Rows::load(p.routing, tile / kTilesN, lane);
-    const int tiles = Rows::count(p.routing) * kTilesN;
-    const int begin = first_stage(rank()), end = first_stage(rank() + 1);
+    const int workers = gridDim.x;
+    int ticket = blockIdx.x;
+    // Read before the tile count is known, as if no tile were cut: one memory latency instead of two.
+    auto rows = Rows::load(p.routing, ticket / kTilesN, lane);
+    const Tail<kSplit, kTileStages> tail(Rows::count(p.routing) * kTilesN, workers);
+    if (kSplit > 1 && ticket >= tail.whole) rows = Rows::load(p.routing, tail.piece(ticket).tile / kTilesN, lane);
     Cursor cursor;
-    while (tile < tiles) {
-      int next = tile + workers;
-      if constexpr (kSplit == 1) {
-        if (lane == 0) next = workers + atomicAdd(p.ticket, 1u);
-      }
-      const int panel = tile % kTilesN * kPanels;
+    while (ticket < tail.tickets) {
+      int next = 0;
+      // One fetch a piece makes `tickets` fetches a launch: the wrap leaves zero behind for the next one.
+      if (lane == 0) next = workers + atomicInc(p.tickets, tail.tickets - 1);
+      const auto piece = tail.piece(ticket);
+      const int panel = piece.tile % kTilesN * kPanels;
       const int count = Rows::rows(p.routing, rows);
       const int id = rows.id;
       const uint8_t* weight = p.weight + (int64_t(rows.expert) * kRowPanels + panel) * kBlocks * kBlockBytes;
       const __nv_bfloat16* row = p.x + int64_t(Rows::source_row(p.routing, id)) * Config::kK;
 #pragma unroll 1
-      for (int k = begin; k < end; ++k) {
-        if (k == end - 1) {
-          if constexpr (kSplit == 1) {
-            // Each tile makes one fetch, so the fetch that returns tiles - 1 is the launch's last.
-            if (lane == 0 && next - workers == tiles - 1) *p.ticket = 0;
-            next = __shfl_sync(0xffffffffu, next, 0);
-          }
-          rows = Rows::load(p.routing, next / kTilesN, lane);
+      for (int k = piece.begin; k < piece.end; ++k) {
+        if (k == piece.end - 1) {
+          next = __shfl_sync(0xffffffffu, next, 0);
+          rows = Rows::load(p.routing, tail.piece(next).tile / kTilesN, lane);
         }
         if (count > 0) {
-          fill(cursor, k, k == begin, panel, count, id, weight, row, weights_policy, rows_policy);
+          wait(empty(cursor.stage), cursor.phase ^ 1);
+          if (k == piece.begin) announce(record(cursor), piece, panel, count, id);
+          fill(cursor.stage, k, count, weight, row, weights_policy, rows_policy);
           cursor.advance();
         }
       }
-      tile = next;
+      if (count > 0) cursor.next_record();
+      ticket = next;
     }
     wait(empty(cursor.stage), cursor.phase ^ 1);
     if (lane == 0) {
-      record(cursor.stage).panel = -1;
+      record(cursor).panel = -1;
       Barrier::arrive(full(cursor.stage));
     }
   }
 
-  __device__ __forceinline__ void fill(const Cursor& cursor, int k, bool first, int panel, int count, int id, const uint8_t* weight,
-                                       const __nv_bfloat16* row, uint64_t weights_policy, uint64_t rows_policy) {
+  template <class Piece>
+  __device__ __forceinline__ void announce(Record& tile, const Piece& piece, int panel, int count, int id) {
+    if (lane < kBM) tile.ids[lane] = id;
+    if (lane == 0) {
+      tile.panel = panel, tile.rows = count, tile.begin = piece.begin, tile.end = piece.end;
+      tile.cut = piece.cut, tile.piece = piece.index, tile.pieces = piece.pieces;
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void fill(int stage, int k, int count, const uint8_t* weight, const __nv_bfloat16* row, uint64_t weights_policy,
+                                       uint64_t rows_policy) {
     const int blocks = kBlocks % kStageBlocks == 0 ? kStageBlocks : min(kStageBlocks, kBlocks - k * kStageBlocks);
     const int depth = Config::kK % (kStageBlocks * 64) == 0 ? kStageBlocks * 64 : min(kStageBlocks * 64, Config::kK - k * kStageBlocks * 64);
-    uint8_t* memory = stage_memory(cursor.stage);
-    uint64_t* barrier = full(cursor.stage);
-    wait(empty(cursor.stage), cursor.phase ^ 1);
-    if (first) {
-      Record& tile = record(cursor.stage);
-      if (lane < kBM) tile.ids[lane] = id;
-      if (lane == 0) tile.panel = panel, tile.rows = count;
-      __syncwarp();
-    }
+    uint8_t* memory = stage_memory(stage);
+    uint64_t* barrier = full(stage);
     if (lane == 0) {
       Barrier::arrive_and_expect_tx(barrier, kPanels * blocks * kBlockBytes + count * depth * 2);
       for (int i = 0; i < kPanels; ++i)
@@ -182,33 +193,31 @@ struct W4A16Mma {
   // ---------------------------------------------------------------- consumers
   __device__ __forceinline__ void consume(const W4A16MmaParams& p) {
     Cursor cursor;
-    uint32_t exchange = 0;
     while (true) {
       wait(full(cursor.stage), cursor.phase);
-      const Record& tile = record(cursor.stage);
-      const int panel = tile.panel;
-      if (panel < 0) break;
-      const int rows = tile.rows;
-      const int id = lane < rows ? tile.ids[lane] : 0;
+      const Record& tile = record(cursor);
+      if (tile.panel < 0) break;
       if constexpr (kTokenTiles > 1) {
-        if (rows > 8) {
-          multiply<kTokenTiles>(p, cursor, exchange, panel, rows, id);
-          continue;
-        }
+        if (tile.rows > 8)
+          multiply<kTokenTiles>(p, cursor, tile);
+        else
+          multiply<1>(p, cursor, tile);
+      } else {
+        multiply<1>(p, cursor, tile);
       }
-      multiply<1>(p, cursor, exchange, panel, rows, id);
+      cursor.next_record();
     }
   }
 
   template <int kTiles>
-  __device__ __forceinline__ void multiply(const W4A16MmaParams& p, Cursor& cursor, uint32_t& exchange, int panel, int rows, int id) {
+  __device__ __forceinline__ void multiply(const W4A16MmaParams& p, Cursor& cursor, const Record& tile) {
     float sum[kTiles][kUnits][4] = {};
     const int block = warp % kStageBlocks;
     const uint32_t weight_at = warp * kBlockBytes + lane * 16;
     const uint32_t scale_at = warp * kBlockBytes + kCodeBytes + lane / 4 * 16;
     const uint32_t rows_at = kWeightBytes + lane % 8 * kRowPitch + block * 128 + lane / 8 * 16;
-    const int begin = first_stage(rank()), end = first_stage(rank() + 1);
-    for (int k = begin; k < end; ++k) {
+    const int rows = tile.rows, end = tile.end;
+    for (int k = tile.begin; k < end; ++k) {
       wait(full(cursor.stage), cursor.phase);
       if (kBlocks % kStageBlocks == 0 || k * kStageBlocks + block < kBlocks) {
         const uint32_t memory = shared_address(stage_memory(cursor.stage));
@@ -229,7 +238,7 @@ struct W4A16Mma {
       if (lane == 0) Barrier::arrive(empty(cursor.stage));
       cursor.advance();
     }
-    finish<kTiles>(p, sum, exchange, panel, rows, id);
+    W4A16Mma(shared).finish<kTiles>(p, sum, tile);
   }
 
   // Fragments and start values of the activations, shared by every unit of the block.
@@ -291,14 +300,13 @@ struct W4A16Mma {
     }
   }
 
-  // ---------------------------------------------------------------- end of a tile
+  // ---------------------------------------------------------------- end of a piece
   // Partial sums of the warps meet in shared memory, one n8 tile at a time; each warp then owns whole token rows.
   template <int kTiles>
-  __device__ __forceinline__ void finish(const W4A16MmaParams& p, const float (&sum)[kTiles][kUnits][4], uint32_t& exchange, int panel, int rows, int id) {
+  __device__ __forceinline__ void finish(const W4A16MmaParams& p, const float (&sum)[kTiles][kUnits][4], const Record& tile) {
     float* parts = reinterpret_cast<float*>(shared + kReductionAt);
     float weight = 1.0f;
-    if constexpr (Config::kWeighted) weight = lane < rows ? p.row_weights[id] : 0.0f;
-    if constexpr (kSplit > 1) open_exchange(exchange, rows);
+    if constexpr (Config::kWeighted) weight = lane < tile.rows ? p.row_weights[tile.ids[lane]] : 0.0f;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       float* mine = parts + warp * 8 * kPartPitch + lane % 4 * 2 * kPartPitch + lane / 4;
@@ -309,22 +317,66 @@ struct W4A16Mma {
         mine[unit * 16 + 8] = sum[t][unit][2];
         mine[kPartPitch + unit * 16 + 8] = sum[t][unit][3];
       }
-      cutlass::arch::NamedBarrier::sync(kWarps * 32, 1);
-#pragma unroll
-      for (int item = warp; item < 8 * kPanels; item += kWarps) {
-        const int row = t * 8 + item % 8, tile_panel = item / 8;
-        if (row < rows) {
-          const int row_id = __shfl_sync(0xffffffffu, id, row);
-          const float row_weight = Config::kWeighted ? __shfl_sync(0xffffffffu, weight, row) : 1.0f;
-          float4 value = add_parts(parts, item % 8, tile_panel);
-          bool store = true;
-          if constexpr (kSplit > 1) store = exchange_parts(value, row, tile_panel, exchange);
-          if (store) Epilogue<Config>::store(p.out, value, Decode::kSumScale, row_weight, row_id, panel + tile_panel, lane);
-        }
-      }
-      cutlass::arch::NamedBarrier::sync(kWarps * 32, 1);
+      consumers_sync();
+      each_row<kTiles>(t, tile.rows, [&](int row, int panel) {
+        const float4 value = add_parts(parts, row % 8, panel);
+        if (kSplit > 1 && tile.pieces > 1)
+          __stcg(partial(p, tile, tile.piece, row, panel), value);
+        else
+          store(p, tile, weight, value, row, panel);
+      });
+      consumers_sync();
     }
-    if constexpr (kSplit > 1) close_exchange(exchange);
+    if constexpr (kSplit > 1) {
+      if (tile.pieces > 1 && last_to_arrive(p, tile)) {
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t)
+          each_row<kTiles>(t, tile.rows, [&](int row, int panel) { store(p, tile, weight, add_pieces(p, tile, row, panel), row, panel); });
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void consumers_sync() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
+
+  // The rows of token tile t that this warp owns, times the tile's panels; every lane of the warp takes part.
+  template <int kTiles, class Visit>
+  __device__ __forceinline__ void each_row(int t, int rows, Visit visit) {
+#pragma unroll
+    for (int item = warp; item < 8 * kPanels; item += kWarps)
+      if (t * 8 + item % 8 < rows) visit(t * 8 + item % 8, item / 8);
+  }
+
+  __device__ __forceinline__ void store(const W4A16MmaParams& p, const Record& tile, float weight, const float4& value, int row, int panel) {
+    const float row_weight = Config::kWeighted ? __shfl_sync(0xffffffffu, weight, row) : 1.0f;
+    Epilogue<Config>::store(p.out, value, Decode::kSumScale, row_weight, tile.ids[row], tile.panel + panel, lane);
+  }
+
+  __device__ __forceinline__ float4* partial(const W4A16MmaParams& p, const Record& tile, int piece, int row, int panel) const {
+    const int64_t line = (int64_t(tile.cut * tile.pieces + piece) * kBM + row) * kPanels + panel;
+    return reinterpret_cast<float4*>(p.partials + line * 128) + lane;
+  }
+
+  // All loads first, then the sum in the order of K.
+  __device__ __forceinline__ float4 add_pieces(const W4A16MmaParams& p, const Record& tile, int row, int panel) const {
+    float4 values[kSplit];
+#pragma unroll
+    for (int piece = 0; piece < kSplit; ++piece)
+      values[piece] = piece < tile.pieces ? __ldcg(partial(p, tile, piece, row, panel)) : float4{};
+#pragma unroll
+    for (int piece = 1; piece < kSplit; ++piece) values[0] = add(values[0], values[piece]);
+    return values[0];
+  }
+
+  // The last of a tile's pieces to arrive adds them up: no CTA ever waits for another.
+  __device__ __forceinline__ bool last_to_arrive(const W4A16MmaParams& p, const Record& tile) {
+    int& flag = *reinterpret_cast<int*>(shared + kFlagAt);
+    if (warp == 0 && lane == 0) {
+      __threadfence();
+      flag = atomicInc(p.tickets + 1 + tile.cut, tile.pieces - 1) == tile.pieces - 1;
+      __threadfence();
+    }
+    consumers_sync();
+    return flag;
   }
 
   __device__ __forceinline__ float4 add_parts(const float* parts, int token, int tile_panel) const {
@@ -332,46 +384,8 @@ struct W4A16Mma {
     const float* first = parts + (tile_panel * kStageBlocks * 8 + token) * kPartPitch + lane / 4 * 16;
     float4 value = Lanes::read(first, lane);
 #pragma unroll
-    for (int v = 1; v < kStageBlocks; ++v) {
-      const float4 other = Lanes::read(first + v * 8 * kPartPitch, lane);
-      value.x += other.x, value.y += other.y, value.z += other.z, value.w += other.w;
-    }
+    for (int v = 1; v < kStageBlocks; ++v) value = add(value, Lanes::read(first + v * 8 * kPartPitch, lane));
     return value;
-  }
-
-  // ---------------------------------------------------------------- split over K: ranks 1.. send, rank 0 adds in rank order
-  __device__ __forceinline__ void open_exchange(uint32_t exchange, int rows) {
-    if (rank() == 0) {
-      if (warp == 0 && lane == 0) Barrier::arrive_and_expect_tx(received(), (kSplit - 1) * rows * kPanels * 512);
-    } else {
-      wait(may_send(), (exchange & 1) ^ 1);
-    }
-  }
-
-  // Returns whether this CTA stores the row.
-  __device__ __forceinline__ bool exchange_parts(float4& value, int row, int tile_panel, uint32_t exchange) {
-    const int at = (row * kPanels + tile_panel) * 512 + lane * 16;
-    constexpr int kRankBytes = kBM * kPanels * 512;
-    if (rank() > 0) {
-      const uint32_t mine = shared_address(shared + kReceiveAt) + (rank() - 1) * kRankBytes + at;
-      store_remote_128(cute::set_block_rank(mine, 0), value, cute::set_block_rank(shared_address(received()), 0));
-      return false;
-    }
-    wait(received(), exchange & 1);
-#pragma unroll
-    for (int other = 0; other < kSplit - 1; ++other) {
-      const float4 part = *reinterpret_cast<const float4*>(shared + kReceiveAt + other * kRankBytes + at);
-      value.x += part.x, value.y += part.y, value.z += part.z, value.w += part.w;
-    }
-    return true;
-  }
-
-  __device__ __forceinline__ void close_exchange(uint32_t& exchange) {
-    if (rank() == 0) {
-      // Warps that had no row to store must not free the buffer ahead of the others: the last sync of `finish` orders them.
-      if (warp == 0 && lane > 0 && lane < kSplit) Barrier::arrive(may_send(), lane, true);
-    }
-    ++exchange;
   }
 
   // ---------------------------------------------------------------- whole kernel
@@ -382,12 +396,9 @@ struct W4A16Mma {
         Barrier::init(full(i), 1);
         Barrier::init(empty(i), kWarps);
       }
-      Barrier::init(received(), 1);
-      Barrier::init(may_send(), 1);
       cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
-    if constexpr (kSplit > 1) cute::cluster_sync();
     if (warp >= kWarps) {
       if constexpr (kMovesRegisters) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
       if (warp == kWarps) produce(p);
@@ -395,8 +406,6 @@ struct W4A16Mma {
       if constexpr (kMovesRegisters) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
       consume(p);
     }
-    __syncwarp();
-    if constexpr (kSplit > 1) cute::cluster_sync();
   }
 };
 
