@@ -14,6 +14,8 @@ import numpy as np
 from chord_jit.errors import InputError
 from chord_jit.formats.w4a16 import BLOCK_BYTES, PANEL, UNIT_K
 
+_MOST_SEEDS = 4096
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -41,12 +43,12 @@ class Draw:
 
 def find_seed(tokens: int, experts: int, active: int, busiest: int | None = None, picks: int = 8) -> Draw:
     """The first draw with ``active`` active experts and at most ``busiest`` rows on one of them."""
-    for seed in range(1 << 20):
+    for seed in range(_MOST_SEEDS):
         counts = Draw(tokens, experts, seed, 0, 0, picks).rows_per_expert()
         if (counts > 0).sum() == active and (busiest is None or counts.max() <= busiest):
             return Draw(tokens, experts, seed, active, int(counts.max()), picks)
     raise InputError(
-        "find a routing draw", "some seed below 2^20 must meet the counts",
+        "find a routing draw", f"some seed below {_MOST_SEEDS} must meet the counts",
         {"tokens": tokens, "experts": experts, "active": active, "busiest": busiest}, "ask for counts that a random draw can meet",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -52,7 +52,7 @@ def overrides(schedule: Schedule) -> dict[str, str]:
     return {f"CHORD_W4A16_{name.upper()}": str(getattr(schedule, name)) for name in _OVERRIDABLE}
 
 
-class _Fixed(IndexedFamily):
+class Fixed(IndexedFamily):
     """The indexed family with one schedule for every problem: what lets schedules take turns within one process."""
 
     def __init__(self, schedule: Schedule):
@@ -67,12 +67,16 @@ class _Fixed(IndexedFamily):
         return self._schedule
 
 
-def chosen(case: Case, facts: DeviceFacts, *, swiglu: bool, family: IndexedFamily = FAMILY) -> tuple[IndexedProblem, Schedule]:
-    """The problem that a call on ``case`` poses, and the schedule it gets."""
+def free_problem(case: Case, facts: DeviceFacts, *, swiglu: bool) -> IndexedProblem:
+    """The problem of ``case`` while the block size of its routing may still be chosen."""
     layer = case.layer
-    wished = dict(experts=layer.experts, n=layer.n, k=layer.k, expected_rows=case.rows / layer.experts, interleaved=swiglu, swiglu=swiglu)
-    block_m = family.schedule(family.problem(facts, **wished)).bm
-    problem = family.problem(facts, **wished, block_m=block_m)
+    return FAMILY.problem(facts, layer.experts, layer.n, layer.k, case.rows / layer.experts, interleaved=swiglu, swiglu=swiglu)
+
+
+def chosen(case: Case, facts: DeviceFacts, *, swiglu: bool, family: IndexedFamily = FAMILY) -> tuple[IndexedProblem, Schedule]:
+    """The problem that a call on ``case`` poses, its routing built for it, and the schedule it gets."""
+    free = free_problem(case, facts, swiglu=swiglu)
+    problem = replace(free, block_m=family.schedule(free).bm)
     return problem, family.schedule(problem)
 
 
@@ -86,7 +90,7 @@ def public(case: Case, weight: PackedW4A16, inputs: Inputs, facts: DeviceFacts, 
 
 def scheduled(case: Case, weight: PackedW4A16, inputs: Inputs, facts: DeviceFacts, schedule: Schedule, *, swiglu: bool) -> Bound:
     """The same call with a schedule of the caller's choice. Raises ``InputError`` where it is illegal for the case."""
-    family = _Fixed(schedule)
+    family = Fixed(schedule)
     problem, _ = chosen(case, facts, swiglu=swiglu, family=family)
     routing = api.align_blocks(inputs.topk_ids, problem.block_m, case.layer.experts)
     out = inputs.empty_output(weight.n // 2 if swiglu else weight.n)

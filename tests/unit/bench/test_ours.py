@@ -42,11 +42,11 @@ def test_overrides_force_the_schedule_through_the_public_resolver():
 
 
 def test_a_fixed_schedule_is_taken_or_refused():
-    assert ours.chosen(GATE_UP_20, FACTS, swiglu=True, family=ours._Fixed(WIDE)) == (
+    assert ours.chosen(GATE_UP_20, FACTS, swiglu=True, family=ours.Fixed(WIDE)) == (
         FAMILY.problem(FACTS, 48, 4096, 7168, 160 / 48, block_m=8, interleaved=True, swiglu=True), WIDE,
     )
     with pytest.raises(InputError, match="BM must be 8 or 16"):
-        ours.chosen(GATE_UP_20, FACTS, swiglu=False, family=ours._Fixed(Schedule("w4a16_mma", 24, 128, 512, 3)))
+        ours.chosen(GATE_UP_20, FACTS, swiglu=False, family=ours.Fixed(Schedule("w4a16_mma", 24, 128, 512, 3)))
 
 
 def test_a_run_compiles_readers_and_both_forms_of_gated_layers():
