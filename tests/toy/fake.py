@@ -29,7 +29,8 @@ def cubin(*names: str, payload: bytes = b"") -> bytes:
         symbols += struct.pack("<IBBHQQ", len(strings), 0x12, 0, 3, 0, 64)
         strings += name.encode() + b"\0"
     body = payload + strings + symbols
-    tables = [(0, 0, 0, 0), (3, 64 + len(payload), len(strings), 0), (2, 64 + len(payload) + len(strings), len(symbols), 1), (1, 64, len(payload), 0)]
+    first, second = 64 + len(payload), 64 + len(payload) + len(strings)
+    tables = ((0, 0, 0, 0), (3, first, len(strings), 0), (2, second, len(symbols), 1), (1, 64, len(payload), 0))
     header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01A", 2, 190, 1, 0, 0, 64 + len(body), 0, 64, 56, 0, 64, len(tables), 1)
     sections = b"".join(struct.pack("<IIQQQQIIQQ", 0, kind, 0, 0, at, size, link, 0, 1, 24) for kind, at, size, link in tables)
     return header + body + sections

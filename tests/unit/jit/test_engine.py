@@ -118,7 +118,8 @@ def test_a_missing_toolchain_is_not_remembered(fake):
 
 
 @pytest.mark.parametrize("behaviour, complaint", [
-    ("text", "ELF header"), ("ptx", "ELF header"), ("empty", "ELF header"), ("cut", "end inside"), ("nameless", "exactly once"), ("twice", "exactly once"),
+    ("text", "ELF header"), ("ptx", "ELF header"), ("empty", "ELF header"), ("cut", "end inside"),
+    ("nameless", "exactly once"), ("twice", "exactly once"),
 ])
 def test_a_lying_compiler_publishes_nothing(place, fake, behaviour, complaint):
     with pytest.raises(CompileError, match=complaint):

@@ -18,7 +18,9 @@ HEADERS = {
 }
 CUTLASS = "#define CUTLASS_MAJOR 4\n#define CUTLASS_MINOR 9\n#define CUTLASS_PATCH 1\n"
 #: Layout: header to the folder that holds it, below the site folder or the toolkit.
-WHEELS_13 = {"cuda.h": "nvidia/cu13/include", "crt/host_defines.h": "nvidia/cu13/include", "cuda/std/__cccl/version.h": "nvidia/cu13/include/cccl"}
+WHEELS_13 = {
+    "cuda.h": "nvidia/cu13/include", "crt/host_defines.h": "nvidia/cu13/include", "cuda/std/__cccl/version.h": "nvidia/cu13/include/cccl",
+}
 WHEELS_12 = {
     "cuda.h": "nvidia/cuda_runtime/include", "crt/host_defines.h": "nvidia/cuda_nvcc/include",
     "cuda/std/__cccl/version.h": "nvidia/cuda_cccl/include",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -42,8 +43,6 @@ def test_the_second_run_starts_no_process(fake, monkeypatch):
 def test_compiles_happen_elsewhere_and_see_no_gpu(fake):
     warm_up(SPECS, jobs=2)
     pids, _, visible = zip(*(line.split(" ") for line in fake.compiles()), strict=True)
-    import os
-
     assert str(os.getpid()) not in pids and set(visible) == {""}
     assert 1 <= len(set(pids)) <= 2
 
@@ -114,8 +113,8 @@ def _drain(pool):
 @pytest.mark.parametrize("way", ["file", "stdin", "argument"])
 def test_works_from_any_script_with_the_real_compiler(tmp_path, way):
     script = (
-        "from pathlib import Path\nfrom chord_jit import assets\nfrom chord_jit.jit.warmup import warm_up\nfrom chord_jit.jit import counters\n"
-        f"from tests.toy.family import spec\nwith assets.scope(Path({str(ASSETS)!r})):\n"
+        "from pathlib import Path\nfrom chord_jit import assets\nfrom chord_jit.jit import counters\n"
+        f"from chord_jit.jit.warmup import warm_up\nfrom tests.toy.family import spec\nwith assets.scope(Path({str(ASSETS)!r})):\n"
         "    report = warm_up([spec(1), spec(2)], jobs=2)\nprint(report.compiled, report.failed, counters.counters().compiles)\n"
     )
     (tmp_path / "script.py").write_text(script)
