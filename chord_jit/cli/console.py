@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
+_QUIET_SECONDS = 3.0
+
 
 def console() -> Console:
     """A console on the present standard output. Piped output is not cut to a terminal's width."""
@@ -28,14 +30,18 @@ def write(text: str) -> None:
 def counting(title: str) -> Iterator[Callable[[int, int, object], None]]:
     """A callback ``(done, total, item)`` that shows how far ``title`` is and how long the rest will take.
 
-    A moving bar on a terminal, one plain line a step elsewhere.
+    A moving bar on a terminal; elsewhere a plain line every few seconds and one at the end.
     """
     if not sys.stderr.isatty():
-        started = time.perf_counter()
+        started = said = time.perf_counter()
 
         def line(done: int, total: int, item: object) -> None:
-            left = (time.perf_counter() - started) / done * (total - done)
-            sys.stderr.write(f"{title}: {done}/{total}, about {left:.0f} s left\n")
+            nonlocal said
+            now = time.perf_counter()
+            if done == total or now - said >= _QUIET_SECONDS:
+                said = now
+                left = (now - started) / done * (total - done)
+                sys.stderr.write(f"{title}: {done}/{total} after {now - started:.0f} s, about {left:.0f} s left\n")
 
         yield line
         return

@@ -1,0 +1,60 @@
+"""``chord doctor`` finds what is there, names what is not, and says how to get it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from chord_jit import cli, knobs
+
+#: Variables that break one part of the toolchain, the part, and what the remedy must hold.
+BROKEN = (
+    ({"CHORD_CUTLASS_DIR": "/no/such/cutlass"}, "CUTLASS headers", "nvidia-cutlass"),
+    ({"CHORD_COMPILER": "nvcc", "CHORD_NVCC": "/no/such/nvcc"}, "nvcc", "CUDA"),
+    ({"CHORD_CACHE_DIR": "/dev/null/cache"}, "cache", "CHORD_CACHE_DIR"),
+    ({"CHORD_LOCK_DIR": "/dev/null/locks"}, "locks", "CHORD_LOCK_DIR"),
+)
+
+
+def examine(capsys) -> tuple[int, dict]:
+    code = cli.main(["doctor", "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_complete_machine(capsys):
+    code, report = examine(capsys)
+    found = {check["name"]: check for check in report["checks"]}
+    assert code == 0 and report["ok"]
+    assert {"Python", "torch", "NVRTC", "CUDA headers", "CUTLASS headers", "trial compile", "cache", "locks"} <= found.keys()
+    assert found["NVRTC"]["found"].startswith("13.0.88 in ")
+    assert found["trial compile"]["found"].startswith("sm_90a")
+
+
+@pytest.mark.parametrize("variables, part, remedy", BROKEN, ids=[part for _, part, _ in BROKEN])
+def test_what_is_missing_is_named_with_its_remedy(variables, part, remedy, capsys):
+    with knobs.scope(**variables):
+        code, report = examine(capsys)
+    (check,) = [check for check in report["checks"] if check["name"] == part]
+    assert code == 1 and not report["ok"]
+    assert check["state"] == "missing" and remedy in check["remedy"]
+    assert any(value in check["found"] for value in variables.values())
+
+
+def test_variables_in_force_are_shown(capsys):
+    with knobs.scope(CHORD_W4A16_BM="16"):
+        _, report = examine(capsys)
+    assert "CHORD_W4A16_BM=16" in report["checks"][-1]["found"]
+
+
+def test_the_report_for_people(capsys):
+    with knobs.scope(CHORD_CUTLASS_DIR="/no/such/cutlass"):
+        assert cli.main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert "missing CUTLASS headers: pip install" in text and "NVRTC" in text
+
+
+def test_nothing_is_made_on_disk(tmp_path, capsys):
+    with knobs.scope(CHORD_CACHE_DIR=str(tmp_path / "cache"), CHORD_LOCK_DIR=str(tmp_path / "locks")):
+        assert cli.main(["doctor"]) == 0
+    assert list(tmp_path.iterdir()) == []

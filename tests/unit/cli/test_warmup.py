@@ -1,0 +1,105 @@
+"""``chord warmup``: every kernel of a deployment, once, with a report; bad models are refused before any compile."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from chord_jit import cli, knobs
+from chord_jit.jit import compiler
+from tests.toy.fake import FakeCompiler
+
+MODEL = {
+    "hidden_size": 1024, "moe_intermediate_size": 512, "n_routed_experts": 16, "num_experts_per_tok": 4, "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "quantization_config": {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True, "dynamic": False},
+            }
+        },
+    },
+}  # fmt: skip
+
+#: Extra arguments, a change of the model (path to value), and what the refusal must name.
+REFUSED = (
+    (["--ep", "5"], (), None, "experts must divide evenly"),
+    (["--tp", "3"], (), None, "intermediate must divide evenly"),
+    (["--tp", "0"], (), None, "ranks=0"),
+    ([], ("hidden_size",), "wide", "hidden_size must be"),
+    ([], ("n_routed_experts",), 0, "n_routed_experts must be"),
+    ([], ("quantization_config", "format"), "mxfp4-pack-quantized", "pack-quantized"),
+    ([], ("quantization_config", "config_groups", "group_0", "weights", "group_size"), 128, "group_size=128"),
+)
+
+
+@pytest.fixture
+def warm(tmp_path, capsys):
+    """Runs the command on a model with a compiler that needs no CUDA; gives exit code, standard output and error."""
+    fake = FakeCompiler(tmp_path / "ledger")
+
+    def run(*argv: str, model: dict = MODEL, behaviour: str = "good"):
+        config = tmp_path / "config.json"
+        config.write_text(json.dumps(model))
+        with knobs.scope(CHORD_CACHE_DIR=str(tmp_path / "root")), compiler.scope(FakeCompiler(fake.ledger, behaviour=behaviour)):
+            code = cli.main(["warmup", str(config), *argv])
+        return code, *capsys.readouterr()
+
+    run.fake = fake
+    return run
+
+
+def test_first_everything_is_compiled_then_everything_is_found(warm):
+    code, out, progress = warm("--ep", "2", "--json")
+    first = json.loads(out)
+    assert code == 0 and first["failed"] == 0 and first["hit"] == 0
+    assert first["compiled"] == len(first["kernels"]) == len(warm.fake.compiles()) > 2
+    assert sum(kernel["problems"] for kernel in first["kernels"]) > len(first["kernels"])
+    assert f"{first['compiled']}/{first['compiled']}" in progress
+    code, out, _ = warm("--ep", "2", "--json")
+    assert code == 0 and json.loads(out)["compiled"] == 0 and json.loads(out)["hit"] == first["compiled"]
+    assert len(warm.fake.compiles()) == first["compiled"]
+
+
+def test_several_targets_at_once(warm):
+    code, out, _ = warm("--arch", "sm_90a", "sm_100a", "--json", "--jobs", "1")
+    archs = [kernel["arch"] for kernel in json.loads(out)["kernels"]]
+    assert code == 0 and set(archs) == {"sm_90a", "sm_100a"}
+
+
+def test_ranks_and_sm_count_steer_the_shapes(warm):
+    def fields(*argv):
+        return {kernel["fields"] for kernel in json.loads(warm("--json", *argv)[1])["kernels"]}
+
+    assert all("kN=512 " in text or "kN=1024 " in text for text in fields("--tp", "2"))
+    assert fields("--tp", "2").isdisjoint(fields())
+    assert not any("132" in text for text in fields("--sms", "132"))
+
+
+def test_the_report_for_people(warm):
+    code, out, _ = warm()
+    assert code == 0 and "w4a16_mma" in out and " compiled, 0 found, 0 failed" in out
+
+
+def test_a_kernel_that_fails_is_reported_and_exits_with_1(warm):
+    code, out, _ = warm("--json", behaviour="refuse")
+    report = json.loads(out)
+    assert code == 1 and report["failed"] == len(report["kernels"]) == len(report["errors"])
+    assert all("please" in error for error in report["errors"])
+
+
+@pytest.mark.parametrize("argv, path, value, named", REFUSED, ids=[named for *_, named in REFUSED])
+def test_refusals(argv, path, value, named, warm):
+    model = copy.deepcopy(MODEL)
+    if path:
+        place = model
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+    code, out, error = warm(*argv, model=model)
+    assert (code, out) == (2, "") and named in error
+    assert warm.fake.compiles() == []
