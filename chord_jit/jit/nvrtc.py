@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ class Nvrtc:
 
     def compile(self, request: Request) -> Result:
         self.toolchain.require()
+        self._load()
         from cuda.bindings import nvrtc
 
         self._check_version(nvrtc)
@@ -38,6 +40,19 @@ class Nvrtc:
         finally:
             nvrtc.nvrtcDestroyProgram(program)
         return Result(bytes(cubin), log, time.perf_counter() - started)
+
+    def _load(self) -> None:
+        # cuda.bindings searches fewer places than discovery does, but takes an NVRTC that this process has loaded already;
+        # NVRTC itself finds its builtins beside it only when they are loaded too.
+        library = self.toolchain.compiler.path
+        try:
+            for path in (*sorted(library.parent.glob("libnvrtc-builtins.so.*")), library):
+                ctypes.CDLL(str(path))
+        except OSError as error:
+            raise ToolchainError(
+                "compile a kernel with NVRTC", "the library that was found must load", {"at": library, "error": error},
+                f"install it again: {self.toolchain.compiler.remedy}",
+            ) from None
 
     def _check_version(self, nvrtc) -> None:
         # Another package may have loaded its own NVRTC into this process first; its cubins must not get our key.
