@@ -20,6 +20,14 @@ files measured other kernels than the tree holds. Every row is shown, losing row
 - **error**: relative L2 over all outputs against FP64, without and with fused SwiGLU. **mJ**: energy of one call, from 0.7 s of
   calls in a row; good to about 10 %.
 - Differences below 3 % between two runs mean nothing: the GPU sits at its power limit.
+
+To repeat it, with the `bench` extra installed:
+
+```
+chord bench --cases decode --commit $(git rev-parse HEAD) --out benchmarks/results
+chord bench --cases tp8 --commit $(git rev-parse HEAD) --out benchmarks/results
+python tools/make_performance.py
+```
 """
 
 

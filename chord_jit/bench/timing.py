@@ -7,6 +7,7 @@ so the GPU never waits for the host between the two events.
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,12 +49,11 @@ class WriteFlush:
 
 
 def interleave(calls: Mapping[str, Call], flush: Call, rounds: int) -> dict[str, Spread]:
-    """Cold-L2 time of each call over ``rounds`` rounds; the order rotates so that no call always follows the same one."""
-    names = list(calls)
+    """Cold-L2 time of each call over ``rounds`` rounds; each round has its own order, so no call always follows the same one."""
+    names, order = list(calls), random.Random(0)
     pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in names}
-    for index in range(rounds + _WARM_ROUNDS):
-        turn = index % len(names)
-        for name in names[turn:] + names[:turn]:
+    for _ in range(rounds + _WARM_ROUNDS):
+        for name in order.sample(names, len(names)):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             flush()
             start.record()

@@ -105,6 +105,7 @@ def test_a_row_holds_every_variant(place):
     assert all(reader.checked == 1 for reader in readers.values())
     assert row["variants"]["peer_best"]["tried"] == 4
     assert row["variants"]["ours"]["sustained"]["mj"] == 250.0
+    assert {name for name, one in row["variants"].items() if "sustained" in one} == {"reader", "ours", "ours_swiglu", "peer_best"}
     assert 1e-4 < row["variants"]["ours"]["error"] < 2e-3
     assert (row["case"], row["rows"], row["active"], row["bytes"]) == (CASE.name, 32, 16, CASE.bytes)
     assert row["host_us"] == asdict(Spread.of([9.0, 9.0]))
