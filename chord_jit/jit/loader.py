@@ -25,6 +25,8 @@ def capturing(device: int) -> bool:
     """Whether the current stream of ``device`` records a CUDA graph."""
     import torch
 
+    if not torch.cuda.is_initialized():
+        return False
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
 

@@ -25,7 +25,7 @@ class _Worker:
         # A session of its own: Ctrl-C is for the caller, who then closes the pipe.
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
-            env=knobs.child_environment(CUDA_VISIBLE_DEVICES="", PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
+            env=knobs.child_environment(CUDA_VISIBLE_DEVICES="", PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path)),
         )
         theirs.close()
 

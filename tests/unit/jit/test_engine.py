@@ -221,6 +221,12 @@ def test_capture_refuses_a_miss_before_any_work_and_allows_a_hit(driver, fake, m
         assert engine.load(spec(1), 0) is kernel
 
 
+def test_nothing_captures_before_cuda_has_started(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: False)
+    monkeypatch.setattr("torch.cuda.device", None)
+    assert loader.capturing(0) is False
+
+
 def test_an_old_driver_is_named(driver):
     driver.refuses["cuLibraryLoadData"] = RuntimeError('Function "cuLibraryLoadData" not found')
     with pytest.raises(UnsupportedDeviceError, match="branch 580") as caught:

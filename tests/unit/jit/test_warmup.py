@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from chord_jit.device import target
-from chord_jit.errors import CompileError, ToolchainError
+from chord_jit.errors import CompileError, InputError, ToolchainError
 from chord_jit.families import base
 from chord_jit.jit import counters, engine, warmup
 from chord_jit.jit.warmup import warm_up
@@ -45,6 +45,12 @@ def test_compiles_happen_elsewhere_and_see_no_gpu(fake):
     pids, _, visible = zip(*(line.split(" ") for line in fake.compiles()), strict=True)
     assert str(os.getpid()) not in pids and set(visible) == {""}
     assert 1 <= len(set(pids)) <= 2
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_jobs_below_one(fake, jobs):
+    with pytest.raises(InputError, match=f"jobs={jobs}"):
+        warm_up(SPECS, jobs=jobs)
 
 
 def test_nothing_to_do(fake):
