@@ -1,4 +1,6 @@
-"""Writes the parts of docs/ that restate the code: docs/env.md from the knobs, the table of docs/errors.md from the tree.
+"""Writes what documents restate: docs/env.md (the knobs), the table of docs/errors.md (the tree), the README's measured block.
+
+The measured block is copied from docs/performance.md, so run tools/make_performance.py before this.
 
     python tools/make_docs.py            write
     python tools/make_docs.py --check    exit 1 when a page is behind the code
@@ -16,8 +18,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from chord_jit import errors, knobs  # noqa: E402
-
-ERRORS_BEGIN, ERRORS_END = "<!-- errors:begin -->", "<!-- errors:end -->"
 
 ENV_HEAD = """# Environment variables
 
@@ -51,17 +51,35 @@ def errors_table() -> str:
     return "\n".join(lines)
 
 
-def errors_page(current: str) -> str:
-    """docs/errors.md with its table made anew."""
-    head, _, rest = current.partition(ERRORS_BEGIN)
-    _, _, tail = rest.partition(ERRORS_END)
-    return f"{head}{ERRORS_BEGIN}\n{errors_table()}\n{ERRORS_END}{tail}"
+def measured(performance: str) -> str:
+    """Where and how each set of cases of docs/performance.md ran, and its table of rows."""
+    parts = []
+    for section in performance.split("\n## ")[1:]:
+        title, *paragraphs = section.strip().split("\n\n")
+        table = next(index for index, paragraph in enumerate(paragraphs) if paragraph.lstrip().startswith("|"))
+        parts += [f"### {title}", *(paragraph.strip() for paragraph in paragraphs[: table + 1] if not paragraph.startswith("!["))]
+    return "\n\n".join(parts) or "No run has been recorded yet."
+
+
+def between_marks(current: str, name: str, text: str) -> str:
+    """``current`` with ``text`` between the marks of ``name``."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    head, opened, rest = current.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not (opened and closed):
+        raise SystemExit(f"the marks {begin} and {end} are missing")
+    return f"{head}{begin}\n{text}\n{end}{tail}"
 
 
 def pages() -> dict[Path, str]:
     """Every generated page and what it should hold."""
-    errors_path = ROOT / "docs" / "errors.md"
-    return {ROOT / "docs" / "env.md": env_page(), errors_path: errors_page(errors_path.read_text())}
+    errors_path, readme = ROOT / "docs" / "errors.md", ROOT / "README.md"
+    performance = (ROOT / "docs" / "performance.md").read_text()
+    return {
+        ROOT / "docs" / "env.md": env_page(),
+        errors_path: between_marks(errors_path.read_text(), "errors", errors_table()),
+        readme: between_marks(readme.read_text(), "measured", measured(performance)),
+    }
 
 
 def main() -> int:

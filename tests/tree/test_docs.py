@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from pathlib import Path
 
 import pytest
 
+import chord_jit
 from chord_jit import errors, knobs
 from tools import make_docs
 
@@ -48,3 +50,26 @@ def test_variables_named_in_a_page_exist(page):
     known = {knob.name for knob in knobs.KNOBS}
     named = set(VARIABLE.findall(page.read_text()))
     assert {name for name in named if name not in known and not any(other.startswith(name + "_") for other in known)} == set()
+
+
+def test_the_measured_block_is_cut_from_the_performance_page():
+    section = "## decode\n\ndecode on a GPU.\n\nCommand: `x`.\n\n![decode](img/decode.png)\n\n| a |\n| --- |\n| 1 |\n\nMore.\n"
+    assert make_docs.measured("# Performance\n\n- notes\n\n" + section) == (
+        "### decode\n\ndecode on a GPU.\n\nCommand: `x`.\n\n| a |\n| --- |\n| 1 |"
+    )
+    assert make_docs.measured("# Performance\n\nNo run.\n") == "No run has been recorded yet."
+
+
+def test_marks_are_needed():
+    assert make_docs.between_marks("a <!-- m:begin -->old<!-- m:end --> z", "m", "new") == "a <!-- m:begin -->\nnew\n<!-- m:end --> z"
+    with pytest.raises(SystemExit, match="m:begin"):
+        make_docs.between_marks("nothing here", "m", "new")
+
+
+def test_the_snippet_of_the_readme_names_what_exists():
+    """Every import resolves and every chord_jit name in it is public; tests/gpu runs the same calls."""
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    tree = ast.parse(snippet)
+    exec("\n".join(ast.unparse(node) for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))), {})
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "chord_jit"}
+    assert used == {"pack_w4a16", "warm_up", "block_m_for", "align_blocks", "indexed"} and used <= set(chord_jit.__all__)
