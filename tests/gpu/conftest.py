@@ -1,0 +1,47 @@
+"""GPU tests: skipped where there is no GPU, quick ones first, kernels of the selected cases compiled at once beforehand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from chord_jit import device, warm_up
+from tests.gpu.cases import Case
+from tests.gpu.workload import problem_of
+
+HERE = Path(__file__).parent
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "quick: the most telling GPU tests, about 20 s in all")
+
+
+def pytest_collection_modifyitems(items):
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.gpu)
+    ours.sort(key=lambda item: item.get_closest_marker("quick") is None)
+    items[:] = [item for item in items if HERE not in item.path.parents] + ours
+
+
+@pytest.fixture(scope="session")
+def gpu(request) -> torch.device:
+    """The device under test, with the kernels of every selected case loaded."""
+    if not device.present():
+        pytest.skip("needs a CUDA device")
+    here = torch.device("cuda", torch.cuda.current_device())
+    parameters = [value for item in request.session.items if hasattr(item, "callspec") for value in item.callspec.params.values()]
+    problems = [problem_of(case, here) for case in dict.fromkeys(value for value in parameters if isinstance(value, Case))]
+    report = warm_up(problems)
+    assert not report.failed, str(report)
+    return here
+
+
+@pytest.fixture(autouse=True)
+def finished(request):
+    """An asynchronous error belongs to the test that caused it."""
+    yield
+    if "gpu" in request.fixturenames and device.present():
+        torch.cuda.synchronize()

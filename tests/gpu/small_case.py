@@ -1,0 +1,28 @@
+"""A few small calls in a process of their own, for compute-sanitizer: padding, dropped ids, SwiGLU, a split over K."""
+
+import sys
+
+import torch
+
+from chord_jit import knobs
+from tests.gpu.cases import Case
+from tests.gpu.compare import assert_right
+from tests.gpu.workload import build
+
+CASES = [
+    (Case(3, 72, 96, 5, 2, 8, "dropped"), {}),
+    (Case(3, 72, 352, 5, 2, 16, "random", interleaved=True, swiglu=True), {}),
+    (Case(3, 128, 1344, 20, 2, 16, "hot", weighted=True), dict(CHORD_W4A16_SPLIT="2")),
+]
+
+
+def main(where: torch.device) -> None:
+    for case, overrides in CASES:
+        work = build(case, where, 7)
+        with knobs.scope(**overrides):
+            assert_right(work.fenced_call(), work)
+
+
+if __name__ == "__main__":
+    main(torch.device("cuda", 0))
+    sys.exit(0)

@@ -1,0 +1,49 @@
+"""Values of every case against both references, between fences, with poison wherever nothing is promised."""
+
+import pytest
+import torch
+
+from chord_jit import align_blocks, block_m_for, pack_w4a16
+from tests.gpu.cases import CASES
+from tests.gpu.compare import assert_right
+from tests.gpu.workload import Work, build, fenced, weight_of
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values(case, gpu, seed):
+    work = build(case, gpu, seed)
+    assert_right(work.fenced_call(), work)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("block_m", [8, 16, 24, 32, 64])
+def test_every_number_of_rows(block_m, gpu):
+    """1 to 40 rows of an expert at once: every fill of a tile, every number of tiles."""
+    weight = weight_of(40, 128, 192, False, gpu)
+    topk_ids = torch.arange(40, device=gpu).repeat_interleave(torch.arange(1, 41, device=gpu)).view(-1, 1)
+    work = Work(fenced(torch.randn(len(topk_ids), 192, device=gpu).bfloat16()), weight, align_blocks(topk_ids, block_m, 40))
+    assert_right(work.fenced_call(), work)
+
+
+@pytest.mark.parametrize("expected_rows", [0.02, 1, 7, 9, 40])
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_block_m_for_and_its_hint_suit_any_routing(expected_rows, swiglu, gpu):
+    weight = weight_of(8, 384, 256, swiglu, gpu)
+    block_m = block_m_for(weight, expected_rows, swiglu=swiglu)
+    topk_ids = torch.rand(12, 8, device=gpu).topk(2).indices
+    work = Work(fenced(torch.randn(12, 256, device=gpu).bfloat16()), weight, align_blocks(topk_ids, block_m, 8), swiglu)
+    assert_right(work.fenced_call(expected_rows=expected_rows), work)
+
+
+@pytest.mark.parametrize("code", [0, 8, 15])
+def test_weights_of_one_code(code, gpu):
+    """Zero weights give zeros, and the two ends of the code's range, where a folded zero point shows, the right values."""
+    codes = torch.full((2, 128, 256), code, dtype=torch.uint8, device=gpu)
+    scale = (torch.rand(2, 128, 8, device=gpu) + 0.5).bfloat16()
+    topk_ids = torch.tensor([[0], [1], [1]], device=gpu)
+    work = Work(fenced(torch.randn(3, 256, device=gpu).bfloat16()), pack_w4a16(codes, scale), align_blocks(topk_ids, 8, 2))
+    out = work.fenced_call()
+    if code == 8:
+        assert not out.any()
+    else:
+        assert_right(out, work)

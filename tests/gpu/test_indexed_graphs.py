@@ -1,0 +1,137 @@
+"""CUDA graphs: new routing in the same buffers, the builder inside, several sites, and cold calls that refuse cleanly."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import chord_jit
+from chord_jit import align_blocks, counters
+from chord_jit.errors import CaptureError
+from tests.gpu.cases import Case
+from tests.gpu.compare import assert_right
+from tests.gpu.routers import routing_of
+from tests.gpu.workload import POISON, build, generator_of
+
+CASE = Case(8, 768, 1344, 16, 3, 16)
+EP8 = Case(48, 4096, 7168, 20, 8, 8, interleaved=True, swiglu=True)
+
+
+def capture(call) -> torch.cuda.CUDAGraph:
+    """``call`` once to warm up, then captured."""
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+def bits(out: torch.Tensor) -> torch.Tensor:
+    return out.view(torch.int16)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("case", [CASE, EP8], ids=str)
+def test_replay_follows_routing_written_into_the_same_buffers(case, gpu, seed):
+    work = build(case, gpu, seed)
+    work.x.copy_(torch.randn(work.x.shape, device=gpu))
+    out = work.fenced_call()
+    graph = capture(lambda: work.call(out=out))
+    for turn, router in enumerate(("random", "hot", "sparse", "dropped", "none", "random")):
+        fresh = routing_of(replace(case, draw=router), generator_of(gpu, seed + turn))
+        if router == "none":
+            fresh.num_tokens_padded.zero_()
+        eager = replace(work, routing=fresh).fenced_call()
+        for name in ("sorted_ids", "expert_ids", "num_tokens_padded"):
+            getattr(work.routing, name).copy_(getattr(fresh, name))
+        bits(out).fill_(POISON)
+        graph.replay()
+        assert torch.equal(bits(out), bits(eager)), f"replay {turn} with {router} routing differs from an eager call"
+
+
+def test_the_builder_is_captured_with_its_call(gpu, seed):
+    """From router output to result in one graph; nothing in it may wait for the device."""
+    work = build(CASE, gpu, seed)
+    topk_ids = torch.zeros(16, 3, dtype=torch.int64, device=gpu)
+    expert_map = torch.randperm(8, device=gpu).to(torch.int32)
+    out = work.fenced_call()
+
+    def step():
+        chord_jit.indexed(work.x, work.weight, align_blocks(topk_ids, 16, 8, expert_map=expert_map), out=out)
+
+    graph = capture(step)
+    for turn in range(4):
+        topk_ids.copy_(torch.rand(16, 8, device=gpu).topk(3).indices if turn else torch.full((16, 3), -1))
+        routing = align_blocks(topk_ids, 16, 8, expert_map=expert_map, checked=True)
+        eager = replace(work, routing=routing).fenced_call(checked=True)
+        bits(out).fill_(POISON)
+        graph.replay()
+        assert torch.equal(bits(out), bits(eager))
+
+
+def test_branches_and_repeated_sites_of_one_graph(gpu, seed):
+    """Two branches that may overlap and two launches in a row: each site counts its own tiles."""
+    works = [build(case, gpu, seed + turn) for turn, case in enumerate((CASE, EP8, CASE))]
+    expected = [work.fenced_call() for work in works]
+    outs = [torch.empty_like(out) for out in expected]
+    side = torch.cuda.Stream()
+
+    def step():
+        side.wait_stream(torch.cuda.current_stream())
+        works[0].call(out=outs[0])
+        with torch.cuda.stream(side):
+            works[1].call(out=outs[1])
+        works[2].call(out=outs[2])
+        torch.cuda.current_stream().wait_stream(side)
+
+    graph = capture(step)
+    for _ in range(20):
+        for out in outs:
+            bits(out).fill_(POISON)
+        graph.replay()
+        for out, right in zip(outs, expected, strict=True):
+            assert torch.equal(bits(out), bits(right))
+
+
+@pytest.mark.quick
+def test_a_cold_call_under_capture_is_refused_and_the_stream_stays_usable(gpu, seed):
+    """No other test uses this shape."""
+    work = build(Case(2, 264, 416, 3, 1, 8), gpu, seed)
+    warm = build(CASE, gpu, seed)
+    right, out = warm.fenced_call(), warm.fenced_call()
+    before, graph = counters(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(CaptureError, match="warm_up"):
+            work.call(out=torch.empty(3, 264, dtype=torch.bfloat16, device=gpu))
+        warm.call(out=out)
+    assert counters() == before, "something was built or loaded under capture"
+    bits(out).fill_(POISON)
+    graph.replay()
+    assert torch.equal(bits(out), bits(right))
+    assert_right(work.fenced_call(), work)
+
+
+def test_checked_calls_under_capture_are_refused(gpu, seed):
+    work = build(CASE, gpu, seed)
+    right, out = work.fenced_call(), work.fenced_call()
+    topk_ids, graph = torch.zeros(16, 3, dtype=torch.int32, device=gpu), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(CaptureError, match="checked"):
+            work.call(out=out, checked=True)
+        with pytest.raises(CaptureError, match="checked"):
+            align_blocks(topk_ids, 16, 8, checked=True)
+        work.call(out=out)
+    bits(out).fill_(POISON)
+    graph.replay()
+    assert torch.equal(bits(out), bits(right))
+
+
+def test_result_allocated_under_capture(gpu, seed):
+    work = build(CASE, gpu, seed)
+    right, graph = work.fenced_call(), torch.cuda.CUDAGraph()
+    work.call()
+    with torch.cuda.graph(graph):
+        out = work.call()
+    for _ in range(3):
+        graph.replay()
+        assert torch.equal(bits(out), bits(right))

@@ -1,0 +1,49 @@
+"""Offsets beyond 2^31, in the weight, in the activations and in the output."""
+
+import torch
+
+import chord_jit
+from chord_jit import align_blocks
+from chord_jit.formats.w4a16 import allocate
+from chord_jit.formats.w4a16_layout import CODE_BYTES
+from tests.gpu.compare import assert_right
+from tests.gpu.workload import POISON, Work, fenced, generator_of, weight_of
+
+
+def random_bytes(experts: int, n: int, k: int, where: torch.device, seed: int):
+    """A weight made of random packed bytes: 6.3 GB in milliseconds. N and K must need no padding."""
+    generator = generator_of(where, seed)
+    packed = allocate(experts, n, k, False, where)
+    packed.data.random_(0, 256, generator=generator)
+    scales = packed.data[..., CODE_BYTES:].view(torch.bfloat16)
+    for expert in range(experts):
+        scales[expert] = torch.rand(scales.shape[1:], generator=generator, device=where).add_(0.5).mul_(0.02).bfloat16()
+    return packed
+
+
+def test_weight_of_more_than_2_31_bytes(gpu, seed):
+    """All experts of Kimi K2 on one GPU: the last ones lie 6.3 GB behind the first."""
+    weight = random_bytes(384, 4096, 7168, gpu, seed)
+    assert weight.nbytes > 2**32
+    topk_ids = torch.tensor([[0, 127, 128, 383], [383, 382, 260, 1], [383, 129, 200, 300]], device=gpu)
+    x = torch.randn(3, 7168, generator=generator_of(gpu, seed), device=gpu).bfloat16()
+    work = Work(fenced(x), weight, align_blocks(topk_ids, 8, 384))
+    assert_right(work.fenced_call(), work)
+
+
+def test_activations_and_output_of_more_than_2_31_elements(gpu, seed):
+    """300,032 rows x 7168 on both sides; 64 rows at each end are routed, and no other row is read or written."""
+    rows, size, ends = 300_032, 7168, 64
+    assert rows * size > 2**31
+    generator = generator_of(gpu, seed)
+    x = torch.full((rows, size), float("nan"), dtype=torch.bfloat16, device=gpu)
+    named = torch.cat((torch.arange(ends, device=gpu), torch.arange(rows - ends, rows, device=gpu)))
+    x[named] = torch.randn(2 * ends, size, generator=generator, device=gpu).bfloat16()
+    topk_ids = torch.full((rows, 1), -1, dtype=torch.int32, device=gpu)
+    topk_ids[named] = torch.randint(0, 3, (2 * ends, 1), dtype=torch.int32, generator=generator, device=gpu)
+    out = torch.full((rows, size), POISON, dtype=torch.int16, device=gpu).view(torch.bfloat16)
+    weight = weight_of(3, size, size, False, gpu)
+    chord_jit.indexed(x, weight, align_blocks(topk_ids, 16, 3), expected_rows=40.0, out=out)
+    few = Work(x[named], weight, align_blocks(topk_ids[named], 16, 3))
+    assert_right(out[named], few)
+    assert bool((out.view(torch.int16)[ends:-ends] == POISON).all())

@@ -1,0 +1,79 @@
+"""Range of the three dequantisations, non-finite activations, and the same bits every time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from chord_jit import knobs
+from tests.gpu.cases import Case
+from tests.gpu.compare import EXACT, assert_right
+from tests.gpu.workload import build
+
+SMALL = Case(8, 384, 1344, 12, 2, 8)
+PAIRS = replace(SMALL, interleaved=True, swiglu=True)
+WHOLE_RANGE = pytest.mark.parametrize("power", [-50, -30, -10, 0, 10, 30, 50])
+
+
+@pytest.mark.parametrize("dequant", EXACT)
+@WHOLE_RANGE
+def test_activations_of_any_size_in_the_promised_range(dequant, power, gpu, seed):
+    work = build(SMALL, gpu, seed, power=power)
+    with knobs.scope(CHORD_W4A16_DEQUANT=dequant):
+        assert_right(work.fenced_call(), work, dequant)
+
+
+@pytest.mark.parametrize("dequant", EXACT)
+def test_rows_of_very_different_size_do_not_disturb_each_other(dequant, gpu, seed):
+    work = build(SMALL, gpu, seed)
+    work.x.mul_(torch.exp2(torch.linspace(-50, 50, 12, device=gpu).round()).unsqueeze(1))
+    with knobs.scope(CHORD_W4A16_DEQUANT=dequant):
+        out = work.fenced_call()
+    exact = work.expected()
+    assert float(((out.double() - exact).norm(dim=1) / exact.norm(dim=1)).max()) < 3 * EXACT[dequant]
+
+
+@pytest.mark.parametrize("dequant", EXACT)
+@pytest.mark.parametrize("case", [PAIRS, replace(SMALL, weighted=True)], ids=str)
+def test_swiglu_and_routing_weights_of_every_dequantisation(case, dequant, gpu, seed):
+    work = build(case, gpu, seed)
+    with knobs.scope(CHORD_W4A16_DEQUANT=dequant):
+        assert_right(work.fenced_call(), work, dequant)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")], ids=str)
+@pytest.mark.parametrize("dequant", EXACT)
+def test_non_finite_activations_stay_in_their_row(dequant, bad, gpu, seed):
+    """Rows 1 and 10 hold one such value each, at the first and the last k: their outputs are non-finite, all others the same bits."""
+    work = build(SMALL, gpu, seed)
+    with knobs.scope(CHORD_W4A16_DEQUANT=dequant):
+        clean = work.fenced_call()
+        work.x[1, 0] = work.x[10, -1] = bad
+        spoilt = work.fenced_call()
+    hit = torch.zeros(24, dtype=torch.bool, device=gpu)
+    hit[[2, 3, 20, 21]] = True
+    # A code of 8 is a zero weight: zero times infinity is NaN, zero times a folded zero point may not be.
+    assert float(spoilt[hit].isfinite().float().mean()) == 0
+    assert torch.equal(spoilt[~hit].view(torch.int16), clean[~hit].view(torch.int16))
+
+
+REPEATED = [
+    (1000, Case(48, 4096, 7168, 20, 8, 8, interleaved=True, swiglu=True)),
+    (20, Case(48, 7168, 2048, 160, 1, 8, weighted=True)),
+    (20, Case(384, 512, 7168, 20, 8, 8, "ep", ids=torch.int64)),
+    (20, Case(8, 768, 1344, 17, 3, 16, "hot", interleaved=True)),
+    (20, Case(8, 72, 96, 9, 2, 8, "dropped")),
+]
+
+
+@pytest.mark.parametrize("repeats, case", REPEATED, ids=[f"{repeats}-{case}" for repeats, case in REPEATED])
+def test_same_bits_every_time(repeats, case, gpu, seed):
+    work = build(case, gpu, seed)
+    first, out = work.fenced_call(), work.fenced_call()
+    different = torch.zeros((), dtype=torch.int64, device=gpu)
+    for _ in range(repeats):
+        out.view(torch.int16).fill_(0x7FA5)
+        work.call(out=out)
+        different += (out.view(torch.int16) != first.view(torch.int16)).any()
+    assert int(different) == 0, f"{int(different)} of {repeats} repeats differ"
