@@ -167,6 +167,28 @@ def test_an_entry_that_vanishes_between_look_and_lock_is_built(place, fake, monk
     assert engine.build(spec()).origin == "compiled" and looks == [False, True]
 
 
+def test_an_entry_is_on_the_disk_before_its_name_is(place, fake, monkeypatch):
+    """Every file and the staging folder are synced, then one rename shows them, then the names above are synced."""
+    steps = []
+    rename, sync = store.Path.rename, os.fsync
+
+    def seen_rename(self, target):
+        assert not target.exists() and {path.name for path in self.iterdir()} == set(NAMES)
+        steps.append("rename")
+        return rename(self, target)
+
+    def seen_sync(handle):
+        steps.append(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")).split(".", 1)[-1])
+        sync(handle)
+
+    monkeypatch.setattr(store.Path, "rename", seen_rename)
+    monkeypatch.setattr(os, "fsync", seen_sync)
+    digest = engine.build(spec()).digest
+    before, after = steps[: steps.index("rename")], steps[steps.index("rename") + 1 :]
+    assert sorted(before[:3]) == ["cu", "cubin", "json"] and before[3].startswith(str(os.getpid())) and len(before) == 4
+    assert after == [digest[:2], place.root.name]
+
+
 def test_a_published_entry_never_replaces_a_good_one(place, fake):
     entry = engine.build(spec())
     (folder,) = place.entries()
