@@ -1,6 +1,6 @@
 """Times schedules against each other and against the reader, taking turns in one process.
 
-    python tools/bench_variants.py --tokens 1 20 "w4a16_mma 8x128x512 s3" "w4a16_mma 8x256x256 s3 split2"
+    python tools/bench_variants.py --tokens 1 20 "w4a16_mma 8x128x512 s3" "w4a16_mma 8x128x256 s3 ctas2"
     python tools/bench_variants.py --layer ep8_gate_up --tokens 20 --swiglu --candidates --out variants.json
 
 Schedules are given as they print; --candidates adds all that the family calls worth timing. Each is checked against

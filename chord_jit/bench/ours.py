@@ -20,8 +20,10 @@ from chord_jit.routing.indexed import IndexedRouting
 from chord_jit.schedules.legality import violations
 from chord_jit.schedules.schedule import Schedule
 
-_TEXT = re.compile(r"(?P<kernel>\w+) (?P<bm>\d+)x(?P<bn>\d+)x(?P<bk>\d+) s(?P<stages>\d+)(?P<rest>( (cm|cn|split|ctas)\d+)*)")
 _OVERRIDABLE = tuple(field.name for field in fields(Schedule) if field.name != "kernel")
+#: Fields that a schedule prints by name, and only where they are not 1.
+_NAMED = tuple(name for name in _OVERRIDABLE if name not in ("bm", "bn", "bk", "stages"))
+_TEXT = re.compile(rf"(?P<kernel>\w+) (?P<bm>\d+)x(?P<bn>\d+)x(?P<bk>\d+) s(?P<stages>\d+)(?P<rest>( ({'|'.join(_NAMED)})\d+)*)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +37,12 @@ class Bound:
 
 
 def parse(text: str) -> Schedule:
-    """The schedule that prints as ``text``, e.g. ``w4a16_mma 16x128x512 s3 split1 ctas1``. Raises ``InputError``."""
+    """The schedule that prints as ``text``, e.g. ``w4a16_mma 16x128x256 s3 ctas2``. Raises ``InputError``."""
     found = _TEXT.fullmatch(" ".join(text.split()))
     if not found:
         raise InputError(
-            "read a schedule", "it must look like 'KERNEL BMxBNxBK sSTAGES' and then any of cm, cn, split, ctas", {"text": repr(text)},
-            "write it as a schedule prints itself: 'w4a16_mma 16x128x512 s3 split2'",
+            "read a schedule", f"it must look like 'KERNEL BMxBNxBK sSTAGES' and then any of {', '.join(_NAMED)}", {"text": repr(text)},
+            "write it as a schedule prints itself: 'w4a16_mma 16x128x256 s3 ctas2'",
         )
     tile = {name: int(found[name]) for name in ("bm", "bn", "bk", "stages")}
     rest = dict(re.fullmatch(r"([a-z]+)(\d+)", part).groups() for part in found["rest"].split())

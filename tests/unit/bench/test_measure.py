@@ -9,13 +9,13 @@ import torch
 
 from chord_jit import device
 from chord_jit.bench import check, measure, ours, report, targets, workload
-from chord_jit.bench.cases import CASES
+from chord_jit.bench.cases import SMOKE_DRAWS, Case, Layer
 from chord_jit.bench.measure import Bench, Peer
 from chord_jit.bench.power import Sustained
 from chord_jit.bench.timing import Spread
 from chord_jit.schedules.schedule import Schedule
 
-CASE = CASES["smoke"][0]
+CASE = Case(Layer("tiny_gate_up", 16, 128, 256, True, False, "test"), SMOKE_DRAWS[0])
 SCHEDULE = Schedule("w4a16_mma", 8, 128, 512, 3)
 
 

@@ -20,8 +20,8 @@ WIDE = Schedule("w4a16_mma", 8, 128, 512, 3)
     ("text", "schedule"),
     [
         ("w4a16_mma 16x128x512 s3", Schedule("w4a16_mma", 16, 128, 512, 3)),
-        ("  w4a16_mma  8x256x256 s2 split1 ctas1 ", Schedule("w4a16_mma", 8, 256, 256, 2)),
-        ("w4a16_mma 8x128x256 s4 cm2 cn3 split4 ctas2", Schedule("w4a16_mma", 8, 128, 256, 4, 2, 3, 4, 2)),
+        ("  w4a16_mma  8x256x256 s2 cn1 ctas1 ", Schedule("w4a16_mma", 8, 256, 256, 2)),
+        ("w4a16_mma 8x128x256 s4 cm2 cn3 ctas2", Schedule("w4a16_mma", 8, 128, 256, 4, cm=2, cn=3, ctas=2)),
     ],
 )
 def test_a_schedule_is_read_as_it_prints(text, schedule):

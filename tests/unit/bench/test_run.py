@@ -9,12 +9,13 @@ import torch
 
 from chord_jit import device
 from chord_jit.bench import report, results, run
-from chord_jit.bench.cases import SMOKE, SMOKE_DRAWS, Case, Draw
+from chord_jit.bench.cases import SMOKE_DRAWS, Case, Draw, Layer
 from chord_jit.errors import CompileError
 from chord_jit.jit.warmup import WarmupReport
 from tests.unit.bench import fixture
 
-CASES = (Case(SMOKE, SMOKE_DRAWS[0]), Case(SMOKE, Draw(1, 16, seed=0, active=8, busiest=1)))
+LAYER = Layer("tiny_gate_up", 16, 128, 256, True, False, "test")
+CASES = (Case(LAYER, SMOKE_DRAWS[0]), Case(LAYER, Draw(1, 16, seed=0, active=8, busiest=1)))
 
 
 class StandInMeter:
@@ -41,9 +42,9 @@ def machine(monkeypatch):
 def test_a_run_records_what_it_ran_on(machine, tmp_path):
     request = run.Request("smoke", CASES, rounds=7, peer=False, commit="0123abcd", command="chord bench --cases smoke")
     result = run.run(request, lambda text, done, total: machine.append((text, done, total)))
-    assert [row["case"] for row in result["rows"]] == ["smoke_gate_up_4", "smoke_gate_up_1"]
+    assert [row["case"] for row in result["rows"]] == ["tiny_gate_up_4", "tiny_gate_up_1"]
     assert machine == [
-        ("compiling", 0, 2), ("smoke_gate_up: drawing and packing weights", 0, 2), ("smoke_gate_up_4", 0, 2), ("smoke_gate_up_1", 1, 2),
+        ("compiling", 0, 2), ("tiny_gate_up: drawing and packing weights", 0, 2), ("tiny_gate_up_4", 0, 2), ("tiny_gate_up_1", 1, 2),
     ]
     assert (result["gpu"], result["sms"], result["peer"], result["rounds"], result["flush"]) == ("NVIDIA H200", 132, None, 7, "write")
     assert result["tree_hash"] == results.tree_hash()
