@@ -1,4 +1,8 @@
-"""GPU tests: skipped where there is no GPU, quick ones first, kernels of the selected cases compiled at once beforehand."""
+"""GPU tests: skipped where there is no GPU, quick ones first, kernels compiled at once beforehand.
+
+A kernel is known beforehand if a selected test takes its ``Case`` as a parameter, or if the test's module names it in
+``KERNELS``: a list of (case, dequantisation or None). Any other one is compiled when its test asks for it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from chord_jit import device, warm_up
+from chord_jit import device, knobs, warm_up
 from tests.gpu.cases import Case
 from tests.gpu.workload import problem_of
 
@@ -28,12 +32,18 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def gpu(request) -> torch.device:
-    """The device under test, with the kernels of every selected case loaded."""
+    """The device under test, with the kernels that are known beforehand loaded."""
     if not device.present():
         pytest.skip("needs a CUDA device")
-    here = torch.device("cuda", torch.cuda.current_device())
-    parameters = [value for item in request.session.items if hasattr(item, "callspec") for value in item.callspec.params.values()]
-    problems = [problem_of(case, here) for case in dict.fromkeys(value for value in parameters if isinstance(value, Case))]
+    here, wanted = torch.device("cuda", torch.cuda.current_device()), {}
+    for item in request.session.items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        wanted.update(dict.fromkeys((value, None) for value in parameters if isinstance(value, Case)))
+        wanted.update(dict.fromkeys(getattr(item.module, "KERNELS", ())))
+    problems = []
+    for case, dequant in wanted:
+        with knobs.scope(CHORD_W4A16_DEQUANT=dequant):
+            problems.append(problem_of(case, here))
     report = warm_up(problems)
     assert not report.failed, str(report)
     return here

@@ -1,6 +1,4 @@
-"""A few small calls in a process of their own, for compute-sanitizer: padding, dropped ids, SwiGLU, a split over K."""
-
-import sys
+"""A few small calls in a process of their own, for compute-sanitizer: padding, dropped ids, SwiGLU, a ring that wraps."""
 
 import torch
 
@@ -12,7 +10,7 @@ from tests.gpu.workload import build
 CASES = [
     (Case(3, 72, 96, 5, 2, 8, "dropped"), {}),
     (Case(3, 72, 352, 5, 2, 16, "random", interleaved=True, swiglu=True), {}),
-    (Case(3, 128, 1344, 20, 2, 16, "hot", weighted=True), dict(CHORD_W4A16_SPLIT="2")),
+    (Case(3, 128, 1344, 20, 2, 16, "hot", weighted=True), dict(CHORD_W4A16_BM="8", CHORD_W4A16_STAGES="2")),
 ]
 
 
@@ -25,4 +23,3 @@ def main(where: torch.device) -> None:
 
 if __name__ == "__main__":
     main(torch.device("cuda", 0))
-    sys.exit(0)

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from chord_jit import align_blocks, block_m_for, pack_w4a16
-from tests.gpu.cases import CASES
+from tests.gpu.cases import CASES, Case
 from tests.gpu.compare import assert_right
 from tests.gpu.workload import Work, build, fenced, weight_of
+
+KERNELS = [(Case(40, 128, 192, 820, 1, block_m), None) for block_m in (8, 16)] + [(Case(2, 128, 256, 3, 1, 8), None)]
 
 
 @pytest.mark.parametrize("case", CASES)

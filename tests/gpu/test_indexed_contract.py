@@ -14,6 +14,10 @@ from tests.gpu.routers import valid_ids
 from tests.gpu.workload import POISON, Work, build, fenced, fenced_out, generator_of, weight_of
 
 CASE = Case(8, 384, 192, 12, 2, 16, "dropped")
+BESIDE_NAN = [Case(8, 72, 96, 9, 2, 8), Case(8, 384, 192, 9, 2, 8), Case(8, 768, 1344, 9, 2, 8)]
+GATE_UP = Case(8, 768, 256, 20, 2, 16, "ep", interleaved=True, swiglu=True)
+DOWN = Case(8, 256, 384, 40, 1, 16, "ep", weighted=True)
+KERNELS = [(case, None) for case in (CASE, *BESIDE_NAN, GATE_UP, DOWN)]
 
 
 @pytest.fixture
@@ -81,20 +85,20 @@ def test_the_last_block_may_reach_past_the_capacity(work, gpu):
     assert_right(cut.fenced_call(checked=True), cut)
 
 
-def test_neighbour_experts_are_never_touched(gpu, seed):
+@pytest.mark.parametrize("case", BESIDE_NAN, ids=str)
+def test_neighbour_experts_are_never_touched(case, gpu, seed):
     """The weight lies between two experts whose scales are NaN."""
-    for case in (Case(8, 72, 96, 9, 2, 8), Case(8, 384, 192, 9, 2, 8), Case(8, 768, 1344, 9, 2, 8)):
-        work = build(case, gpu, seed)
-        data = work.weight.data
-        wide = torch.full((case.experts + 2, *data.shape[1:]), 255, dtype=torch.uint8, device=gpu)
-        wide[1:-1] = data
-        inside = PackedW4A16(wide[1:-1], case.n, case.k, case.experts, False)
-        assert torch.equal(bits(replace(work, weight=inside).fenced_call()), bits(work.fenced_call()))
+    work = build(case, gpu, seed)
+    data = work.weight.data
+    wide = torch.full((case.experts + 2, *data.shape[1:]), 255, dtype=torch.uint8, device=gpu)
+    wide[1:-1] = data
+    inside = PackedW4A16(wide[1:-1], case.n, case.k, case.experts, False)
+    assert torch.equal(bits(replace(work, weight=inside).fenced_call()), bits(work.fenced_call()))
 
 
 def test_down_takes_the_blocks_of_gate_up(gpu, seed):
     """One routing, two projections: SwiGLU, then down with the router's weights, against FP64 on the same middle values."""
-    gate_up = build(Case(8, 768, 256, 20, 2, 16, "ep", interleaved=True, swiglu=True), gpu, seed)
+    gate_up = build(GATE_UP, gpu, seed)
     middle = gate_up.fenced_call()
     generator = generator_of(gpu, seed)
     scores = torch.rand(20, 2, generator=generator, device=gpu)

@@ -15,6 +15,7 @@ from tests.gpu.workload import POISON, build, generator_of
 
 CASE = Case(8, 768, 1344, 16, 3, 16)
 EP8 = Case(48, 4096, 7168, 20, 8, 8, interleaved=True, swiglu=True)
+KERNELS = [(CASE, None), (EP8, None)]
 
 
 def capture(call) -> torch.cuda.CUDAGraph:

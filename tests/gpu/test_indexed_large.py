@@ -6,8 +6,11 @@ import chord_jit
 from chord_jit import align_blocks
 from chord_jit.formats.w4a16 import allocate
 from chord_jit.formats.w4a16_layout import CODE_BYTES
+from tests.gpu.cases import Case
 from tests.gpu.compare import assert_right
 from tests.gpu.workload import POISON, Work, fenced, generator_of, weight_of
+
+KERNELS = [(Case(384, 4096, 7168, 3, 4, 8), None), (Case(3, 7168, 7168, 120, 1, 16), None)]
 
 
 def random_bytes(experts: int, n: int, k: int, where: torch.device, seed: int):

@@ -12,6 +12,8 @@ from tests.gpu.workload import build
 
 SMALL = Case(8, 384, 1344, 12, 2, 8)
 PAIRS = replace(SMALL, interleaved=True, swiglu=True)
+WEIGHTED = replace(SMALL, weighted=True)
+KERNELS = [(case, dequant) for case in (SMALL, PAIRS, WEIGHTED) for dequant in EXACT]
 WHOLE_RANGE = pytest.mark.parametrize("power", [-50, -30, -10, 0, 10, 30, 50])
 
 
@@ -34,7 +36,7 @@ def test_rows_of_very_different_size_do_not_disturb_each_other(dequant, gpu, see
 
 
 @pytest.mark.parametrize("dequant", EXACT)
-@pytest.mark.parametrize("case", [PAIRS, replace(SMALL, weighted=True)], ids=str)
+@pytest.mark.parametrize("case", [PAIRS, WEIGHTED], ids=str)
 def test_swiglu_and_routing_weights_of_every_dequantisation(case, dequant, gpu, seed):
     work = build(case, gpu, seed)
     with knobs.scope(CHORD_W4A16_DEQUANT=dequant):

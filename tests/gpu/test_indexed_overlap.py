@@ -15,6 +15,7 @@ PAIRS = {
     "EP8": (Case(48, 4096, 7168, 20, 8, 8, interleaved=True, swiglu=True), Case(48, 7168, 2048, 160, 1, 8, weighted=True)),
     "same kernel": (Case(8, 768, 1344, 16, 3, 16), Case(8, 768, 1344, 16, 3, 16, "hot")),
 }
+KERNELS = [(case, None) for pair in PAIRS.values() for case in pair]
 BOTH = pytest.mark.parametrize("pair", PAIRS)
 
 

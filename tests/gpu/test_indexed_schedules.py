@@ -1,4 +1,6 @@
-"""Every kind of legal schedule computes the same thing: a sample that holds each tile, split, residency and depth."""
+"""Every kind of legal schedule computes the same thing: a sample that holds each tile with each residency and depth."""
+
+from dataclasses import asdict
 
 import pytest
 
@@ -15,12 +17,16 @@ CASES = [
 ]
 
 
+def fields(schedule) -> dict[str, int]:
+    return {name: value for name, value in asdict(schedule).items() if name != "kernel"}
+
+
 def sample(problem) -> list:
-    """The fewest of ``problem``'s candidates, taken in order, that show every pair of a tile with another field."""
+    """Candidates, taken in order, until every tile and every value of every other field has been shown by one."""
     seen, taken = set(), []
     for schedule in FAMILY.candidates(problem):
         tile = (schedule.bm, schedule.bn, schedule.bk)
-        shows = {(tile, "split", schedule.split), (tile, "ctas", schedule.ctas), ("stages", schedule.stages, schedule.ctas)}
+        shows = {tile, *(item for item in fields(schedule).items() if item[0] not in ("bm", "bn", "bk"))}
         if not shows <= seen:
             seen |= shows
             taken.append(schedule)
@@ -31,13 +37,12 @@ def sample(problem) -> list:
 def test_schedules_agree(case, gpu, seed):
     problem, work = problem_of(case, gpu), build(case, gpu, seed)
     schedules = sample(problem)
-    assert {schedule.bm for schedule in schedules} == {8, 16} and {schedule.split for schedule in schedules} >= {1, 2}
+    assert len(schedules) >= 8 and {schedule.bm for schedule in schedules} == {8, 16}
     report = warm_up([FAMILY.spec(problem, schedule) for schedule in schedules])
     assert not report.failed, str(report)
     wrong = []
     for schedule in schedules:
-        fields = {name: str(getattr(schedule, name)) for name in ("bm", "bn", "bk", "stages", "split", "ctas")}
-        with knobs.scope(**{f"CHORD_W4A16_{name.upper()}": value for name, value in fields.items()}):
+        with knobs.scope(**{f"CHORD_W4A16_{name.upper()}": str(value) for name, value in fields(schedule).items()}):
             assert FAMILY.schedule(problem) == schedule
             try:
                 assert_right(work.fenced_call(), work)
