@@ -9,11 +9,15 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from chord_jit import assets, device, knobs
 from chord_jit.errors import ChordError
 from chord_jit.version import VERSION
+
+_PACKAGES = ("torch", "cuda.bindings", "jinja2", "filelock", "platformdirs", "safetensors", "numpy", "rich")
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
 def examine() -> Iterator[Check]:
     """Every check, in the order in which a kernel needs them."""
     yield Check("Python", "ok", platform.python_version())
-    yield from _torch()
+    packages = _packages()
+    yield packages
+    if packages.state == "missing":
+        return
+    yield _torch()
     yield from _gpu()
     yield from _toolchain()
     yield _own_files()
@@ -56,14 +64,26 @@ def examine() -> Iterator[Check]:
     yield _overrides()
 
 
-def _torch() -> Iterator[Check]:
+def _packages() -> Check:
+    """The packages that every other check imports."""
+    missing = [name for name in _PACKAGES if not _importable(name)]
+    if missing:
+        return Check("packages", "missing", "cannot import " + ", ".join(missing), "pip install chord-jit, in this environment")
+    return Check("packages", "ok", ", ".join(f"{name} {metadata.version(name)}" for name in ("cuda-bindings", "numpy", "safetensors")))
+
+
+def _importable(name: str) -> bool:
     try:
-        import torch
-    except ImportError as error:
-        yield Check("torch", "missing", str(error), 'pip install "torch>=2.11,<2.15"')
-        return
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _torch() -> Check:
+    import torch
+
     cuda = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    yield Check("torch", "ok", f"{torch.__version__}, {cuda}")
+    return Check("torch", "ok", f"{torch.__version__}, {cuda}")
 
 
 def _gpu() -> Iterator[Check]:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from chord_jit import cli, knobs
+from chord_jit.cli import doctor
 
 #: Variables that break one part of the toolchain, the part, and what the remedy must hold.
 BROKEN = (
@@ -26,7 +27,7 @@ def test_a_complete_machine(capsys):
     code, report = examine(capsys)
     found = {check["name"]: check for check in report["checks"]}
     assert code == 0 and report["ok"]
-    assert {"Python", "torch", "NVRTC", "CUDA headers", "CUTLASS headers", "trial compile", "cache", "locks"} <= found.keys()
+    assert {"Python", "packages", "torch", "NVRTC", "CUDA headers", "CUTLASS headers", "trial compile", "cache", "locks"} <= found.keys()
     assert found["NVRTC"]["found"].startswith("13.0.88 in ")
     assert found["trial compile"]["found"].startswith("sm_90a")
 
@@ -39,6 +40,14 @@ def test_what_is_missing_is_named_with_its_remedy(variables, part, remedy, capsy
     assert code == 1 and not report["ok"]
     assert check["state"] == "missing" and remedy in check["remedy"]
     assert any(value in check["found"] for value in variables.values())
+
+
+@pytest.mark.parametrize("package", ["no_such_package", "no_such_package.part"])
+def test_a_missing_package_ends_the_examination(package, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "_PACKAGES", (*doctor._PACKAGES, package))
+    code, report = examine(capsys)
+    assert code == 1 and report["checks"][-1]["found"] == f"cannot import {package}"
+    assert "pip install" in report["checks"][-1]["remedy"]
 
 
 def test_variables_in_force_are_shown(capsys):
