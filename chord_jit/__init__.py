@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from chord_jit.version import VERSION as __version__  # noqa: N811
-
-
+from chord_jit.version import VERSION as __version__
 
 _PUBLIC = {
     name: "chord_jit.api"

@@ -87,11 +87,11 @@ KNOBS: tuple[Knob, ...] = (
     Knob("CHORD_W4A16_CM", _integer(1), None, "schedule", "Cluster size along tokens."),
     Knob("CHORD_W4A16_CN", _integer(1), None, "schedule", "Cluster size along outputs."),
     Knob("CHORD_W4A16_STAGES", _integer(1), None, "schedule", "Stages of the shared-memory ring."),
-    Knob("CHORD_W4A16_SPLIT", _integer(1), None, "schedule", "CTAs of one cluster that split K of an output tile."),
+    Knob("CHORD_W4A16_SPLIT", _integer(1), None, "schedule", "CTAs of one cluster that share K of an output tile."),
     Knob("CHORD_W4A16_CTAS", _integer(1), None, "schedule", "Resident CTAs per SM."),
     Knob("CHORD_W4A16_DEQUANT", _choice("subnormal", "magic", "scaled"), None, "numerics",
          "Dequantisation of the m16n8k16 kernel; default: by architecture."),
-    Knob("CHORD_CAPTURE_SLOTS", _integer(1), 16384, "launch", "Streams and captured launch sites of one device (about 1 KB of device memory each)."),
+    Knob("CHORD_CAPTURE_SLOTS", _integer(1), 65536, "launch", "Streams and captured launch sites of one device (16 B each)."),
 )
 
 _BY_NAME = {knob.name: knob for knob in KNOBS}

@@ -20,7 +20,7 @@ from chord_jit.errors import InputError
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the result: ``error`` is a relative L2 distance, ``bound`` the most it may be."""
+    """One line of the result. ``error``: relative L2 distance, or a count where ``bound``, the most it may be, is zero."""
 
     what: str
     shape: str
@@ -81,7 +81,7 @@ def _run(arguments: argparse.Namespace, folder: Path) -> int:
         wrong = demo_layer.differing_bits(folder, weights)
     with _step("one decode step, " + ("on the GPU" if gpu else "with the reference on the CPU")):
         errors = step.compare(step.run_kernels() if gpu else step.run_reference())
-    checks = [Check("packed against checkpoint, bits", f"{arguments.experts} experts", float(wrong), 0.0)]
+    checks = [Check("codes and scales = checkpoint", f"{arguments.experts} experts", float(wrong), 0.0)]
     checks += [Check(what, shape, error, bound) for (what, shape, bound), error in zip(step.stages(), errors, strict=True)]
     _report(arguments, facts, checks, step.kernels(), report, _plain_words(gpu, facts, report, cache_root()))
     return 0 if all(check.passed for check in checks) else 1
@@ -122,11 +122,12 @@ def _report(arguments: argparse.Namespace, facts: DeviceFacts, checks: list[Chec
     for kernel in kernels:
         built.add_row(*map(str, kernel.values()))
     results = Table(title="One decode step against FP64", title_justify="left")
-    for column in ("what", "shape", "relative error", "at most", "verdict"):
+    for column in ("what", "shape", "error", "at most", "verdict"):
         results.add_column(column, overflow="fold")
     for check in checks:
         verdict = "[green]ok" if check.passed else "[bold red]too far"
-        results.add_row(check.what, check.shape, f"{check.error:.2e}", f"{check.bound:.1e}", verdict)
+        error, bound = (f"{check.error:.2e}", f"{check.bound:.1e}") if check.bound else (f"{check.error:.0f} differ", "0 differ")
+        results.add_row(check.what, check.shape, error, bound, verdict)
     out = console()
     out.print(built, results)
     out.print(words, markup=False)

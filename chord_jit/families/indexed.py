@@ -9,21 +9,21 @@ import torch
 
 from chord_jit import device, knobs
 from chord_jit.device import DeviceFacts
-from chord_jit.errors import InputError, InputTypeError
 from chord_jit.families import indexed_problem
 from chord_jit.families.indexed_problem import IndexedProblem
-from chord_jit.formats.w4a16_layout import PackedW4A16, require_layout
+from chord_jit.families.indexed_refusals import refuse_call, refuse_out, weights_fit
+from chord_jit.formats.w4a16_layout import LAYOUT_VERSION, PackedW4A16
 from chord_jit.jit import engine, slots
-from chord_jit.jit.launch import Launch
+from chord_jit.jit.launch import Launch, resident_clusters
 from chord_jit.jit.spec import KernelSpec
-from chord_jit.routing.indexed import IndexedRouting, check_trusted, check_values
+from chord_jit.routing.indexed import IndexedRouting, check_values
 from chord_jit.schedules.deployment import Deployment
-from chord_jit.schedules.legality import mma_shape, mma_workspace
+from chord_jit.schedules.legality import mma_shape
 from chord_jit.schedules.schedule import Schedule
 
-#: chord::W4A16MmaParams: x, weight, out, row_weights, tickets, partials, sorted_ids, expert_ids, padded; id_capacity,
-#: block_capacity, routed_rows, top_k, experts, sub_blocks.
-PARAMS = struct.Struct("<9Q6i")
+#: chord::W4A16MmaParams: x, weight, out, row_weights, ticket, sorted_ids, expert_ids, padded; id_capacity, block_capacity,
+#: routed_rows, top_k, experts, sub_blocks.
+PARAMS = struct.Struct("<8Q6i")
 
 #: Calls of one process that differ in more than this many ways start over; each entry is one small object.
 _MAX_PLANS = 4096
@@ -32,10 +32,10 @@ _MAX_PLANS = 4096
 class _Plan:
     """What a warm call needs beyond its tensors."""
 
-    __slots__ = ("launch", "schedule", "sub_blocks", "workspace")
+    __slots__ = ("launch", "schedule", "sub_blocks")
 
-    def __init__(self, launch: Launch, schedule: Schedule, sub_blocks: int, workspace: int):
-        self.launch, self.schedule, self.sub_blocks, self.workspace = launch, schedule, sub_blocks, workspace
+    def __init__(self, launch: Launch, schedule: Schedule, sub_blocks: int):
+        self.launch, self.schedule, self.sub_blocks = launch, schedule, sub_blocks
 
 
 class IndexedFamily:
@@ -89,50 +89,43 @@ class IndexedFamily:
         expected_rows: float | None, checked: bool, out: torch.Tensor | None,
     ) -> torch.Tensor:
         """See ``api.indexed``."""
-        _check(x, weight, routing, swiglu, topk_weights)
-        rows = routing.routed_rows
-        columns = weight.n // 2 if swiglu else weight.n
+        if not _fits(x, weight, routing, swiglu, topk_weights):
+            refuse_call(x, weight, routing, swiglu, topk_weights)
+        shape = (routing.routed_rows, weight.n // 2 if swiglu else weight.n)
+        index, address = weight.place
         if out is None:
-            out = torch.empty((rows, columns), dtype=torch.bfloat16, device=x.device)
-        elif out.shape != (rows, columns) or out.dtype is not torch.bfloat16 or out.device != x.device or not out.is_contiguous():
-            _refuse_out(out, rows, columns, x.device)
+            out = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
+        elif (
+            out.shape != shape or out.dtype is not torch.bfloat16 or out.get_device() != index
+            or not out.is_contiguous() or out.data_ptr() % 16
+        ):  # fmt: skip
+            refuse_out(out, shape, x.device)
         if checked:
             check_values(routing)
-        if rows == 0:
+        if shape[0] == 0:
             return out
-        index = x.get_device()
-        key = (index, weight.n, weight.k, weight.experts, weight.interleaved, swiglu, topk_weights is not None, rows,
+        key = (index, weight.n, weight.k, weight.experts, weight.interleaved, swiglu, topk_weights is not None, shape[0],
                routing.global_experts, routing.block_m, expected_rows, knobs.generation)  # fmt: skip
-        plan = self._plans.get(key)
-        if torch._C._cuda_getDevice() != index:
-            with torch.cuda.device(index):
-                self._launch(plan or self._plan(key, weight, routing), index, x, weight, routing, topk_weights, out)
+        plan = self._plans.get(key) or self._plan(key)
+        arguments = (
+            x.data_ptr(), address, out.data_ptr(), 0 if topk_weights is None else topk_weights.data_ptr(), routing.place,
+            shape[0], routing.top_k, weight.experts,
+        )  # fmt: skip
+        if torch._C._cuda_getDevice() == index:
+            _enqueue(plan, index, *arguments)
         else:
-            self._launch(plan or self._plan(key, weight, routing), index, x, weight, routing, topk_weights, out)
+            with torch.cuda.device(index):
+                _enqueue(plan, index, *arguments)
         return out
 
-    @staticmethod
-    def _launch(plan: _Plan, index: int, x, weight, routing, topk_weights, out) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        tickets, partials = slots.acquire(index, stream, plan.workspace)
-        plan.launch(
-            stream, x.data_ptr(), weight.data.data_ptr(), out.data_ptr(), 0 if topk_weights is None else topk_weights.data_ptr(),
-            tickets, partials, routing.sorted_ids.data_ptr(), routing.expert_ids.data_ptr(),
-            routing.num_tokens_padded.data_ptr(), routing.sorted_ids.numel(), routing.max_blocks, routing.routed_rows,
-            routing.top_k, weight.experts, plan.sub_blocks,
-        )  # fmt: skip
-
-    def _plan(self, key: tuple, weight: PackedW4A16, routing: IndexedRouting) -> _Plan:
+    def _plan(self, key: tuple) -> _Plan:
         index, n, k, experts, interleaved, swiglu, weighted, rows, global_experts, block_m, expected_rows, _ = key
-        facts = device.facts(index)
-        if expected_rows is None:
-            expected_rows = rows / global_experts
         problem = self.problem(
-            facts, experts, n, k, expected_rows, block_m=block_m, interleaved=interleaved, swiglu=swiglu, weighted=weighted
-        )
+            device.facts(index), experts, n, k, rows / global_experts if expected_rows is None else expected_rows,
+            block_m=block_m, interleaved=interleaved, swiglu=swiglu, weighted=weighted,
+        )  # fmt: skip
         schedule = self.schedule(problem)
-        workspace = mma_workspace(problem, schedule)
-        plan = _Plan(self.prepare(problem, schedule, index), schedule, block_m // schedule.bm, workspace)
+        plan = _Plan(self.prepare(problem, schedule, index), schedule, block_m // schedule.bm)
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
         self._plans[key] = plan
@@ -147,57 +140,36 @@ class IndexedFamily:
             shape = mma_shape(problem, schedule)
             kernel = engine.load(kernel_spec, index, shape.shared_bytes)
             slots.prepare(index)
-            grid = (problem.facts.sms * schedule.ctas, 1, 1)
-            launch = Launch(kernel.handle, grid, shape.threads, 1, shape.shared_bytes, PARAMS)
+            clusters = problem.facts.sms * schedule.ctas // schedule.split
+            if schedule.split > 1:
+                # Clusters do not tile the GPCs of every part; one that waits for a second wave would cost a whole tile.
+                clusters = min(clusters, resident_clusters(kernel.handle, shape.threads, schedule.split, shape.shared_bytes))
+            grid = (clusters * schedule.split, 1, 1)
+            launch = Launch(kernel.handle, grid, shape.threads, schedule.split, shape.shared_bytes, PARAMS)
             self._launches[key] = launch
         return launch
 
 
-def _check(x: torch.Tensor, weight: PackedW4A16, routing: IndexedRouting, swiglu: bool, topk_weights: torch.Tensor | None) -> None:
-    if not isinstance(weight, PackedW4A16):
-        raise InputTypeError(
-            "run indexed W4A16", "weight must be a packed weight", {"type": type(weight).__name__}, "pack it once with pack_w4a16"
-        )
-    require_layout(weight)
-    data = weight.data
-    if not isinstance(x, torch.Tensor) or x.dtype is not torch.bfloat16 or x.dim() != 2:
-        raise InputTypeError(
-            "run indexed W4A16", "x must be a BF16 matrix [M, K]",
-            {"x": f"{getattr(x, 'dtype', type(x).__name__)} {list(getattr(x, 'shape', []))}"}, "pass activations as torch.bfloat16 [M, K]",
-        )
-    if not x.is_cuda or data.get_device() != x.get_device():
-        raise InputError(
-            "run indexed W4A16", "x and weight must lie on one CUDA device", {"x": x.device, "weight": data.device},
-            "move both to the GPU; on a CPU use chord_jit.reference",
-        )
-    if x.shape[1] != weight.k or not x.is_contiguous() or x.data_ptr() % 16:
-        raise InputError(
-            "run indexed W4A16", "x must be contiguous, 16-byte aligned, and as wide as the weight's K",
-            {"x": list(x.shape), "strides": list(x.stride()), "address % 16": x.data_ptr() % 16, "K": weight.k}, "pass x.contiguous()",
-        )
-    check_trusted(routing, rows=x.shape[0], experts=weight.experts, device=x.device)
-    if swiglu and not weight.interleaved:
-        raise InputError(
-            "run indexed W4A16 with SwiGLU", "gate and up must be packed interleaved", {"interleaved": weight.interleaved},
-            "pack the weight with interleave=True",
-        )
-    if topk_weights is not None and (
-        topk_weights.dtype is not torch.float32 or topk_weights.numel() != routing.routed_rows
-        or topk_weights.device != x.device or not topk_weights.is_contiguous()
-    ):  # fmt: skip
-        raise InputError(
-            "run indexed W4A16 with routing weights", "topk_weights must be contiguous FP32, one per routed row, on the device of x",
-            {"dtype": topk_weights.dtype, "shape": list(topk_weights.shape), "device": topk_weights.device, "routed_rows": routing.routed_rows},
-            "pass the router's weights as float32 [M, top_k]",
-        )
+def _enqueue(plan: _Plan, index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, experts: int):
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    _, sorted_ids, expert_ids, padded, ids, blocks = place
+    plan.launch(
+        stream, x, weight, out, row_weights, slots.address(index, stream), sorted_ids, expert_ids, padded, ids, blocks, rows, top_k,
+        experts, plan.sub_blocks,
+    )  # fmt: skip
 
 
-def _refuse_out(out: torch.Tensor, rows: int, columns: int, where: torch.device) -> None:
-    raise InputError(
-        "run indexed W4A16 into out", "out must be contiguous BF16 [routed rows, columns] on the device of x",
-        {"out": list(out.shape), "dtype": out.dtype, "device": out.device, "wanted": [rows, columns], "x": where},
-        "allocate out with that shape, or leave it out",
-    )
+def _fits(x: torch.Tensor, weight: PackedW4A16, routing: IndexedRouting, swiglu: bool, topk_weights: torch.Tensor | None) -> bool:
+    """Whether a call keeps every rule; ``refuse_call`` says which one it breaks."""
+    if type(weight) is not PackedW4A16 or type(routing) is not IndexedRouting or not isinstance(x, torch.Tensor):
+        return False
+    index = weight.place[0]
+    return (
+        x.dtype is torch.bfloat16 and x.get_device() == index >= 0 and x.shape == (routing.routed_rows // routing.top_k, weight.k)
+        and x.is_contiguous() and x.data_ptr() % 16 == 0 and routing.place[0] == index and routing.experts == weight.experts
+        and weight.layout_version == LAYOUT_VERSION and (weight.interleaved or not swiglu)
+        and (topk_weights is None or weights_fit(topk_weights, routing, index))
+    )  # fmt: skip
 
 
 FAMILY = IndexedFamily()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -61,6 +62,11 @@ class PackedW4A16:
     def device(self) -> torch.device:
         """Where the bytes lie."""
         return self.data.device
+
+    @cached_property
+    def place(self) -> tuple[int, int]:
+        """CUDA device index (-1 on the CPU) and address of the bytes, read once: a packed weight keeps its storage."""
+        return self.data.get_device(), self.data.data_ptr()
 
     @property
     def nbytes(self) -> int:

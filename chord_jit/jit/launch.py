@@ -23,19 +23,34 @@ class _Frame:
         self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.arguments))
         self.pointers = ctypes.addressof(self._pointers)
         self.stream = 0
-        self.config = driver.CUlaunchConfig()
-        self.config.gridDimX, self.config.gridDimY, self.config.gridDimZ = grid
-        self.config.blockDimX, self.config.blockDimY, self.config.blockDimZ = block, 1, 1
-        self.config.sharedMemBytes = shared
-        self.config.hStream = driver.CUstream(0)
-        if cluster > 1:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
-            self.config.attrs = [attribute]
-            self.config.numAttrs = 1
-        else:
-            self.config.numAttrs = 0
+        self.config = _configuration(grid, block, cluster, shared)
+
+
+def _configuration(grid: tuple[int, int, int], block: int, cluster: int, shared: int) -> driver.CUlaunchConfig:
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+    config.sharedMemBytes = shared
+    config.hStream = driver.CUstream(0)
+    if cluster > 1:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
+        config.attrs = [attribute]
+        config.numAttrs = 1
+    return config
+
+
+def resident_clusters(handle: int, block: int, cluster: int, shared: int) -> int:
+    """Clusters of ``cluster`` CTAs of a loaded kernel that the current device runs at once. Raises ``LaunchError``."""
+    config = _configuration((cluster, 1, 1), block, cluster, shared)
+    status, clusters = driver.cuOccupancyMaxActiveClusters(driver.CUfunction(handle), config)
+    if status or not clusters:
+        raise LaunchError(
+            "size a grid of clusters", "at least one cluster must fit the device",
+            {"status": status.name, "block": block, "cluster": cluster, "shared_bytes": shared}, "choose a smaller cluster",
+        )
+    return clusters
 
 
 class Launch:

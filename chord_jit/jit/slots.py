@@ -1,6 +1,6 @@
-"""Device memory that one launch uses at a time: a ticket counter, arrival counters, and room for partial sums.
+"""Ticket counters for kernels that hand out tiles dynamically: four bytes of device memory for one launch at a time.
 
-A launch takes its tickets from its slot; every counter wraps to zero at its last use, so a slot is zero whenever no
+A launch takes its tickets from its slot and the counter wraps to zero at the last one, so a slot is zero whenever no
 launch uses it. A kernel that dies takes its context along (CUDA errors are sticky), so no later launch meets a slot
 left half-counted; a launch that the driver refuses never touches its slot.
 
@@ -9,9 +9,8 @@ Two launches that may overlap must not share a slot, hence the owners:
 - eager: one slot per (device, stream). Launches of one stream run one after the other. None of our launches carries the
   programmatic-dependent-launch attribute and no kernel triggers its dependents early, so this holds for every
   neighbour on the stream.
-- captured: one slot per captured launch site, never reused; its room for partial sums comes from the graph's own pool.
-  Replays of one executable graph are serialised by CUDA; instantiating one captured graph twice and replaying both at
-  once is not supported.
+- captured: one slot per captured launch site, never reused. Replays of one executable graph are serialised by CUDA;
+  instantiating one captured graph twice and replaying both at once is not supported.
 
 Not guaranteed: a stream that is destroyed while its work is still running, whose handle a new stream then inherits.
 """
@@ -22,42 +21,32 @@ import threading
 
 import torch
 
-from chord_jit import device as devices
 from chord_jit import knobs
 from chord_jit.errors import CaptureError
 
-#: Most CTAs per SM of a persistent grid: a slot holds one arrival counter for each CTA.
-MAX_CTAS = 2
-_WORD = 4
+_STRIDE = 16
 _lock = threading.Lock()
-_pools: dict[int, "_Pool"] = {}
+_pools: dict[int, _Pool] = {}
 
 
 class _Pool:
-    """Counters of one device, and the eager slots by stream: the counters' address and the workspace."""
-
     def __init__(self, device: int):
-        self.device = torch.device("cuda", device)
         self.capacity = int(knobs.read("CHORD_CAPTURE_SLOTS"))
-        self.stride = -(-(1 + MAX_CTAS * devices.facts(device).sms) * _WORD // 16) * 16
-        self.counters = torch.zeros(self.capacity * self.stride, dtype=torch.uint8, device=self.device)
+        self.counters = torch.zeros(self.capacity * _STRIDE, dtype=torch.uint8, device=torch.device("cuda", device))
         torch.cuda.current_stream(device).synchronize()
         self.base = self.counters.data_ptr()
         self.taken = 0
-        self.of_stream: dict[int, tuple[int, torch.Tensor]] = {}
+        self.of_stream: dict[int, int] = {}
 
     def take(self) -> int:
         with _lock:
             if self.taken == self.capacity:
                 raise CaptureError(
-                    "take a slot for a launch", "every captured launch site holds a slot of its own",
+                    "take a ticket slot for a launch", "every captured launch site holds a slot of its own",
                     {"CHORD_CAPTURE_SLOTS": self.capacity}, "raise CHORD_CAPTURE_SLOTS before the first call",
                 )
             self.taken += 1
-            return self.base + (self.taken - 1) * self.stride
-
-    def workspace(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, device=self.device)
+            return self.base + (self.taken - 1) * _STRIDE
 
 
 def prepare(device: int) -> None:
@@ -74,17 +63,15 @@ def prepare(device: int) -> None:
             _pools[device] = _Pool(device)
 
 
-def acquire(device: int, stream: int, size: int) -> tuple[int, int]:
-    """Addresses of the counters and of ``size`` bytes for partial sums, for a launch on ``stream``.
+def address(device: int, stream: int) -> int:
+    """Address of the slot that a launch on ``stream`` (the current stream of the current device) may use.
 
-    ``stream`` is the current stream of the current device. Raises ``CaptureError`` when the slots are used up.
-    ``prepare`` must have run.
+    Raises ``CaptureError`` when the pool is used up. ``prepare`` must have run.
     """
     pool = _pools[device]
     if torch._C._cuda_isCurrentStreamCapturing():
-        return pool.take(), pool.workspace(size).data_ptr() if size else 0
+        return pool.take()
     slot = pool.of_stream.get(stream)
-    if slot is None or slot[1].numel() < size:
-        slot = (slot[0] if slot else pool.take(), pool.workspace(size))
-        pool.of_stream[stream] = slot
-    return slot[0], slot[1].data_ptr()
+    if slot is None:
+        slot = pool.of_stream[stream] = pool.take()
+    return slot

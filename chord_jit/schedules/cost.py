@@ -1,7 +1,7 @@
 """Cost model behind the tables: an estimate in microseconds, good enough to rank schedules of shapes without a row.
 
 Decode is a stream of weights: a tile costs its bytes at the rate of one SM plus a fixed end (partial sums, store), a
-launch costs its complete waves, but never less than all bytes at the rate of the memory, and its last wave. Constants were read off
+launch costs its waves of tiles, but never less than all bytes at the rate of the memory. Constants were read off
 one H200 (docs/kernels/w4a16_mma.md); only their ratios matter to a ranking.
 """
 
@@ -16,7 +16,8 @@ from chord_jit.schedules.schedule import Schedule
 _MEMORY_BYTES_PER_US = 4.2e6
 _SM_BYTES_PER_US = 45e3  # one SM alone: bound by its arithmetic, not by the memory
 _TILE_END_US = 0.6
-_CUT_US = 2.5
+_EXCHANGE_US = 1.5
+_IN_FLIGHT_BYTES = 105e3  # of one SM, to cover the memory's latency
 _SHORT_COPY_BYTES = 16384  # below this, bulk copies lose bandwidth
 
 
@@ -35,14 +36,14 @@ def mma_cost(problem: W4A16Problem, schedule: Schedule) -> float:
     shape = mma_shape(problem, schedule)
     tiles = expected_blocks(problem, schedule.bm) * shape.row_panels / shape.panels
     tile_bytes = shape.panels * shape.k_blocks * BLOCK_BYTES
+    share = -(-shape.tile_stages // schedule.split) * shape.warps * BLOCK_BYTES  # of one CTA; idle warps of a last stage count
+    arithmetic = 1.0 if schedule.bm == 8 or problem.expected_rows < 6 else 1.3
+    part = share / (_SM_BYTES_PER_US * shape.warps / 8) * arithmetic + (_EXCHANGE_US if schedule.split > 1 else 0.0)
+    workers = problem.facts.sms * schedule.ctas // schedule.split
     copy = min(shape.stage_blocks, shape.k_blocks) * BLOCK_BYTES
-    rate = _SM_BYTES_PER_US / schedule.ctas * min(1.0, 0.8 + 0.2 * copy / _SHORT_COPY_BYTES)
-    idle = shape.tile_stages * shape.stage_blocks / shape.k_blocks  # warps without a block in the last stage
-    tile = tile_bytes / rate * idle + _TILE_END_US
-    workers = problem.facts.sms * schedule.ctas
-    waves, left = divmod(tiles, workers)
-    pieces = range(1, min(schedule.split, shape.tile_stages) + 1)
-    tail = min((math.ceil(cut * left / workers) / cut * tile + (_CUT_US if cut > 1 else 0.0) for cut in pieces), default=tile)
-    in_flight = min(1.0, schedule.stages * shape.warps * BLOCK_BYTES * schedule.ctas / 100e3)
-    stream = tiles * tile_bytes / (_MEMORY_BYTES_PER_US * (0.7 + 0.3 * in_flight)) + waves * _TILE_END_US / 2
-    return max(waves * tile, stream - tail / 2) + tail
+    rate = _MEMORY_BYTES_PER_US * min(1.0, 0.85 + 0.15 * copy / _SHORT_COPY_BYTES)
+    in_flight = min(1.0, schedule.stages * shape.warps * BLOCK_BYTES * schedule.ctas / _IN_FLIGHT_BYTES)
+    waves = tiles / workers
+    stream = tiles * tile_bytes / (rate * in_flight)
+    end = _TILE_END_US + (_EXCHANGE_US if schedule.split > 1 else 0.0)
+    return max(math.ceil(waves) * part, stream + part / 4) + end * (1 + waves / 4)

@@ -14,8 +14,8 @@ from chord_jit.schedules.schedule import Schedule
 
 #: Barriers of a ring take 16 bytes a stage; more stages than this never paid and would hide a mistake.
 MAX_STAGES = 16
-#: Most pieces that a tile of the last wave is cut into; more pay more for adding up than they save.
-MAX_SPLIT = 8
+#: Most CTAs of one cluster that every Hopper and Blackwell part schedules without an opt-in.
+MAX_CLUSTER = 8
 
 
 class W4A16Problem(Protocol):
@@ -54,19 +54,13 @@ def mma_shape(problem: W4A16Problem, schedule: Schedule) -> MmaShape:
     k_blocks = -(-problem.k // UNIT_K)
     stage = _up(warps * BLOCK_BYTES + schedule.bm * (stage_blocks * 128 + 16), 128)
     reduction = warps * 8 * (PANEL + 4) * 4
-    records = schedule.stages * stage + reduction
-    barriers = _up(records + (schedule.stages + 1) * (32 + schedule.bm * 4), 16)
-    zero_row = _up(barriers + 2 * schedule.stages * 8, 16)
+    receive = (schedule.split - 1) * schedule.bm * panels * PANEL * 4
+    records = schedule.stages * stage + reduction + receive
+    barriers = _up(records + (schedule.stages + 1) * (16 + schedule.bm * 4), 16)
+    zero_row = _up(barriers + (2 * schedule.stages + 2) * 8, 16)
     return MmaShape(
-        panels, stage_blocks, warps, (warps + 4) * 32, row_panels, k_blocks, -(-k_blocks // max(stage_blocks, 1)), zero_row + 144
+        panels, stage_blocks, warps, (warps + 4) * 32, row_panels, k_blocks, -(-k_blocks // max(stage_blocks, 1)), zero_row + 128
     )
-
-
-def mma_workspace(problem: W4A16Problem, schedule: Schedule) -> int:
-    """Bytes for the partial sums of the cut tiles of a last wave: at most two pieces a CTA (``include/chord/tail.cuh``)."""
-    if schedule.split == 1:
-        return 0
-    return 2 * problem.facts.sms * schedule.ctas * schedule.bm * schedule.bn * 4
 
 
 def violations(problem: W4A16Problem, schedule: Schedule) -> list[str]:
@@ -86,8 +80,8 @@ def violations(problem: W4A16Problem, schedule: Schedule) -> list[str]:
         broken.append(f"STAGES must lie in 2..{MAX_STAGES}, got {schedule.stages}")
     if schedule.cm != 1 or schedule.cn != 1:
         broken.append(f"CM and CN must be 1 (this kernel shares nothing by multicast), got CM={schedule.cm}, CN={schedule.cn}")
-    if not 1 <= schedule.split <= MAX_SPLIT:
-        broken.append(f"SPLIT must lie in 1..{MAX_SPLIT}, got {schedule.split}")
+    if not 1 <= schedule.split <= MAX_CLUSTER:
+        broken.append(f"SPLIT must lie in 1..{MAX_CLUSTER}, got {schedule.split}")
     if schedule.ctas not in (1, 2):
         broken.append(f"CTAS must be 1 or 2, got {schedule.ctas}")
     return broken or _derived(problem, schedule)

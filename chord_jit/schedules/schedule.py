@@ -10,8 +10,8 @@ class Schedule:
     """Tile and pipeline of one kernel.
 
     ``bm``: token rows of a tile. ``bn``: output features of a tile. ``bk``: K extent of one ring stage. ``stages``:
-    depth of the ring. ``cm``, ``cn``: cluster along tokens and outputs (multicast). ``split``: most pieces that K of a
-    tile of the last, incomplete wave is cut into. ``ctas``: resident CTAs per SM.
+    depth of the ring. ``cm``, ``cn``: cluster along tokens and outputs (multicast). ``split``: CTAs of a cluster that
+    share K of one tile. ``ctas``: resident CTAs per SM.
     """
 
     kernel: str
@@ -26,5 +26,6 @@ class Schedule:
 
     def __str__(self) -> str:
         parts = [f"{self.kernel} {self.bm}x{self.bn}x{self.bk} s{self.stages}"]
-        parts += [f"{name}{value}" for name, value in (("cm", self.cm), ("cn", self.cn), ("split", self.split), ("ctas", self.ctas)) if value > 1]
+        extras = (("cm", self.cm), ("cn", self.cn), ("split", self.split), ("ctas", self.ctas))
+        parts += [f"{name}{value}" for name, value in extras if value > 1]
         return " ".join(parts)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from chord_jit import device, knobs, warm_up
+from chord_jit.jit.launch import Launch
 from tests.gpu.cases import Case
 from tests.gpu.workload import problem_of
 
@@ -47,6 +48,16 @@ def gpu(request) -> torch.device:
     report = warm_up(problems)
     assert not report.failed, str(report)
     return here
+
+
+@pytest.fixture
+def no_launch(monkeypatch):
+    """A launch fails the test instead of running: an illegal one would break the context for every test behind it."""
+
+    def refuse(launch, *values):
+        pytest.fail("launched")
+
+    monkeypatch.setattr(Launch, "__call__", refuse)
 
 
 @pytest.fixture(autouse=True)

@@ -36,8 +36,8 @@ def test_result_is_allocated_where_none_is_given(case, gpu, seed):
 
 
 @pytest.mark.quick
-def test_zero_tokens_give_an_empty_result_and_launch_nothing(gpu):
-    """No other test uses this shape: a launch would have to build and load a kernel."""
+def test_zero_tokens_give_an_empty_result_and_launch_nothing(gpu, no_launch):
+    """No other test uses this shape: not even a kernel is built or loaded."""
     weight = weight_of(2, 136, 352, True, gpu)
     routing = align_blocks(torch.empty(0, 3, dtype=torch.int64, device=gpu), 8, 2)
     x, before = torch.empty(0, 352, dtype=torch.bfloat16, device=gpu), counters()
@@ -115,7 +115,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("rule", BROKEN)
-def test_checked_mode_refuses_before_a_launch(rule, work, gpu):
+def test_checked_mode_refuses_before_a_launch(rule, work, gpu, no_launch):
     buffer, out = fenced_out(24, 384, gpu)
     BROKEN[rule](work.routing)
     with pytest.raises(InputError, match=rule):

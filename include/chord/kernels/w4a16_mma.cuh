@@ -5,11 +5,11 @@
 //   packed weight blocks (evict-first) and the tile's activation rows (evict-last), all counted on one mbarrier.
 //   Consumer warps split the stage by K (and by panel), so the fragments of the activations serve a whole 128-row block;
 //   partial sums meet in shared memory at the end of a tile.
-// Shared memory: [stages: blocks | rows] [reduction] [records] [barriers] [zero row].
-// Work: taken piece by piece from a ticket counter; a piece is a whole tile, but for the last, incomplete wave, whose tiles
-//   are cut along K into up to kSplit pieces (tail.cuh). Sums have one fixed order: results do not depend on timing.
+// Shared memory: [stages: blocks | rows] [reduction] [cluster receive] [records] [barriers] [zero row].
+// Tiles: taken whole from a ticket counter (split = 1), or, where they are few, dealt round robin to clusters whose CTAs share
+//   K (split > 1, sums sent to rank 0 by st.async). A tile's sums have one fixed order: results do not depend on timing.
 // Hazards: a row that no id names reads the zero row, never stale shared memory; the K tail is not copied and its half
-//   block reads the zero row too.
+//   block reads the zero row too; a CTA of a cluster stays until its neighbours are done with its shared memory.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -19,7 +19,6 @@
 #include "chord/epilogue.cuh"
 #include "chord/ptx.cuh"
 #include "chord/rows.cuh"
-#include "chord/tail.cuh"
 
 namespace chord {
 
@@ -28,8 +27,7 @@ struct W4A16MmaParams {
   const uint8_t* weight;
   __nv_bfloat16* out;
   const float* row_weights;
-  unsigned* tickets;  // the launch's slot: the piece counter, then one arrival counter per cut tile
-  float* partials;    // the slot's workspace: [piece][kBM][kPanels * 128]
+  unsigned* ticket;  // this launch's own while it runs; zero before and after
   IndexedParams routing;
 };
 
@@ -55,36 +53,35 @@ struct W4A16Mma {
   static constexpr int kRowPanels = Config::kInterleaved ? (Config::kN / 2 + 63) / 64 : (Config::kN + 127) / 128;
   static constexpr int kTilesN = kRowPanels / kPanels;
   static_assert(kRowPanels % kPanels == 0, "a tile must not reach into the next expert's panels");
-  static_assert(kSplit <= kTileStages, "every piece needs a share of K");
+  static_assert(kSplit <= kTileStages, "every CTA of a cluster needs a share of K");
 
   static constexpr int kRowPitch = kStageBlocks * 128 + 16;  // +16: rows of an ldmatrix fall into different banks
-  static constexpr int kWeightBytes = kPanels * kStageBlocks * kBlockBytes;
+  static constexpr int kWeightBytes = kWarps * kBlockBytes;
   static constexpr int kStageBytes = (kWeightBytes + kBM * kRowPitch + 127) / 128 * 128;
   static constexpr int kPartPitch = kUnits * 16 + 4;  // floats; +4 keeps the accumulator's scattered stores conflict-free
   static constexpr int kReductionBytes = kWarps * 8 * kPartPitch * 4;
-  // One piece may be at its end, with all its stages free again, while every stage holds another piece.
+  static constexpr int kReceiveBytes = (kSplit - 1) * kBM * kPanels * 512;
+  // One tile may be at its end, with all its stages free again, while every stage holds another tile.
   static constexpr int kRecords = kStages + 1;
-  static constexpr int kRecordBytes = 32 + kBM * 4;
+  static constexpr int kRecordBytes = 16 + kBM * 4;
   static constexpr int kReductionAt = kStages * kStageBytes;
-  static constexpr int kRecordsAt = kReductionAt + kReductionBytes;
+  static constexpr int kReceiveAt = kReductionAt + kReductionBytes;
+  static constexpr int kRecordsAt = kReceiveAt + kReceiveBytes;
   static constexpr int kBarriersAt = (kRecordsAt + kRecords * kRecordBytes + 15) / 16 * 16;
-  static constexpr int kZeroRowAt = (kBarriersAt + 2 * kStages * 8 + 15) / 16 * 16;
-  static constexpr int kFlagAt = kZeroRowAt + 128;
-  static constexpr int kSharedBytes = kFlagAt + 16;
+  static constexpr int kZeroRowAt = (kBarriersAt + (2 * kStages + 2) * 8 + 15) / 16 * 16;
+  static constexpr int kSharedBytes = kZeroRowAt + 128;
   static_assert(kSharedBytes == Config::kSharedBytes, "host and device disagree on shared memory");
 
   // Register budget: what the launch gives all warps, minus what the producer's warpgroup keeps.
   static constexpr int kEntryRegisters = 65536 / Config::kCtas / kThreads / 8 * 8;
   static constexpr bool kMovesRegisters = kEntryRegisters < 216;
-  static constexpr int kProducerRegisters = 40;
+  static constexpr int kProducerRegisters = kSplit > 1 ? 56 : 40;
   static constexpr int kConsumerRegisters = (kEntryRegisters * kThreads - kProducerRegisters * 128) / (kWarps * 32) / 8 * 8;
 
   struct Record {
     int panel;  // first panel of the tile; -1 ends the stream
     int rows;
-    int begin, end;  // stages of K
-    int cut, piece, pieces;  // which cut tile, which of its pieces; one piece: a whole tile
-    int padding;
+    int padding[2];
     int ids[kBM];
   };
   static_assert(sizeof(Record) == kRecordBytes);
@@ -107,7 +104,7 @@ struct W4A16Mma {
 
   __device__ __forceinline__ explicit W4A16Mma(uint8_t* memory) : shared(memory), warp(thread() / 32), lane(thread() % 32) {}
 
-  // Read anew where it is asked for: kept across the main loop, what derives from it would spill.
+  // Read anew by every object: what the end of a tile derives from it must not live in registers through the main loop.
   __device__ __forceinline__ static int thread() {
     int index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
@@ -116,45 +113,51 @@ struct W4A16Mma {
 
   __device__ __forceinline__ uint64_t* full(int stage) const { return reinterpret_cast<uint64_t*>(shared + kBarriersAt) + stage; }
   __device__ __forceinline__ uint64_t* empty(int stage) const { return full(kStages + stage); }
+  __device__ __forceinline__ uint64_t* received() const { return full(2 * kStages); }
+  __device__ __forceinline__ uint64_t* may_send() const { return full(2 * kStages + 1); }
   __device__ __forceinline__ uint8_t* stage_memory(int stage) const { return shared + stage * kStageBytes; }
   __device__ __forceinline__ Record& record(const Cursor& cursor) const { return reinterpret_cast<Record*>(shared + kRecordsAt)[cursor.record]; }
   __device__ __forceinline__ uint32_t zero_row() const { return shared_address(shared + kZeroRowAt); }
 
+  __device__ __forceinline__ static int rank() { return kSplit > 1 ? static_cast<int>(cute::block_rank_in_cluster()) : 0; }
+  __device__ __forceinline__ static int first_stage(int rank) { return kTileStages * rank / kSplit; }
+
   // ---------------------------------------------------------------- producer
   __device__ __forceinline__ void produce(const W4A16MmaParams& p) {
     const uint64_t weights_policy = evict_first_policy(), rows_policy = evict_last_policy();
-    const int workers = gridDim.x;
-    int ticket = blockIdx.x;
-    // Read before the tile count is known, as if no tile were cut: one memory latency instead of two.
-    auto rows = Rows::load(p.routing, ticket / kTilesN, lane);
-    const Tail<kSplit, kTileStages> tail(Rows::count(p.routing) * kTilesN, workers);
-    if (kSplit > 1 && ticket >= tail.whole) rows = Rows::load(p.routing, tail.piece(ticket).tile / kTilesN, lane);
+    const int workers = gridDim.x / kSplit;
+    int tile = blockIdx.x / kSplit;
+    // Read before the tile count is known: one memory latency instead of two.
+    auto rows = Rows::load(p.routing, tile / kTilesN, lane);
+    const int tiles = Rows::count(p.routing) * kTilesN;
+    const int begin = first_stage(rank()), end = first_stage(rank() + 1);
     Cursor cursor;
-    while (ticket < tail.tickets) {
-      int next = 0;
-      // One fetch a piece makes `tickets` fetches a launch: the wrap leaves zero behind for the next one.
-      if (lane == 0) next = workers + atomicInc(p.tickets, tail.tickets - 1);
-      const auto piece = tail.piece(ticket);
-      const int panel = piece.tile % kTilesN * kPanels;
+    while (tile < tiles) {
+      int next = tile + workers;
+      if constexpr (kSplit == 1) {
+        // One fetch a tile makes `tiles` fetches a launch: the wrap leaves zero behind for the next one.
+        if (lane == 0) next = workers + atomicInc(p.ticket, tiles - 1);
+      }
+      const int panel = tile % kTilesN * kPanels;
       const int count = Rows::rows(p.routing, rows);
       const int id = rows.id;
       const uint8_t* weight = p.weight + (int64_t(rows.expert) * kRowPanels + panel) * kBlocks * kBlockBytes;
       const __nv_bfloat16* row = p.x + int64_t(Rows::source_row(p.routing, id)) * Config::kK;
 #pragma unroll 1
-      for (int k = piece.begin; k < piece.end; ++k) {
-        if (k == piece.end - 1) {
-          next = __shfl_sync(0xffffffffu, next, 0);
-          rows = Rows::load(p.routing, tail.piece(next).tile / kTilesN, lane);
+      for (int k = begin; k < end; ++k) {
+        if (k == end - 1) {
+          if constexpr (kSplit == 1) next = __shfl_sync(0xffffffffu, next, 0);
+          rows = Rows::load(p.routing, next / kTilesN, lane);
         }
         if (count > 0) {
           wait(empty(cursor.stage), cursor.phase ^ 1);
-          if (k == piece.begin) announce(record(cursor), piece, panel, count, id);
+          if (k == begin) announce(record(cursor), panel, count, id);
           fill(cursor.stage, k, count, weight, row, weights_policy, rows_policy);
           cursor.advance();
         }
       }
       if (count > 0) cursor.next_record();
-      ticket = next;
+      tile = next;
     }
     wait(empty(cursor.stage), cursor.phase ^ 1);
     if (lane == 0) {
@@ -163,13 +166,9 @@ struct W4A16Mma {
     }
   }
 
-  template <class Piece>
-  __device__ __forceinline__ void announce(Record& tile, const Piece& piece, int panel, int count, int id) {
+  __device__ __forceinline__ void announce(Record& tile, int panel, int count, int id) {
     if (lane < kBM) tile.ids[lane] = id;
-    if (lane == 0) {
-      tile.panel = panel, tile.rows = count, tile.begin = piece.begin, tile.end = piece.end;
-      tile.cut = piece.cut, tile.piece = piece.index, tile.pieces = piece.pieces;
-    }
+    if (lane == 0) tile.panel = panel, tile.rows = count;
     __syncwarp();
   }
 
@@ -193,31 +192,32 @@ struct W4A16Mma {
   // ---------------------------------------------------------------- consumers
   __device__ __forceinline__ void consume(const W4A16MmaParams& p) {
     Cursor cursor;
+    uint32_t exchange = 0;
     while (true) {
       wait(full(cursor.stage), cursor.phase);
       const Record& tile = record(cursor);
       if (tile.panel < 0) break;
       if constexpr (kTokenTiles > 1) {
         if (tile.rows > 8)
-          multiply<kTokenTiles>(p, cursor, tile);
+          multiply<kTokenTiles>(p, cursor, exchange, tile);
         else
-          multiply<1>(p, cursor, tile);
+          multiply<1>(p, cursor, exchange, tile);
       } else {
-        multiply<1>(p, cursor, tile);
+        multiply<1>(p, cursor, exchange, tile);
       }
       cursor.next_record();
     }
   }
 
   template <int kTiles>
-  __device__ __forceinline__ void multiply(const W4A16MmaParams& p, Cursor& cursor, const Record& tile) {
+  __device__ __forceinline__ void multiply(const W4A16MmaParams& p, Cursor& cursor, uint32_t& exchange, const Record& tile) {
     float sum[kTiles][kUnits][4] = {};
     const int block = warp % kStageBlocks;
     const uint32_t weight_at = warp * kBlockBytes + lane * 16;
     const uint32_t scale_at = warp * kBlockBytes + kCodeBytes + lane / 4 * 16;
     const uint32_t rows_at = kWeightBytes + lane % 8 * kRowPitch + block * 128 + lane / 8 * 16;
-    const int rows = tile.rows, end = tile.end;
-    for (int k = tile.begin; k < end; ++k) {
+    const int rows = tile.rows, end = first_stage(rank() + 1);
+    for (int k = first_stage(rank()); k < end; ++k) {
       wait(full(cursor.stage), cursor.phase);
       if (kBlocks % kStageBlocks == 0 || k * kStageBlocks + block < kBlocks) {
         const uint32_t memory = shared_address(stage_memory(cursor.stage));
@@ -238,7 +238,7 @@ struct W4A16Mma {
       if (lane == 0) Barrier::arrive(empty(cursor.stage));
       cursor.advance();
     }
-    W4A16Mma(shared).finish<kTiles>(p, sum, tile);
+    W4A16Mma(shared).finish<kTiles>(p, sum, exchange, tile);
   }
 
   // Fragments and start values of the activations, shared by every unit of the block.
@@ -300,13 +300,14 @@ struct W4A16Mma {
     }
   }
 
-  // ---------------------------------------------------------------- end of a piece
+  // ---------------------------------------------------------------- end of a tile
   // Partial sums of the warps meet in shared memory, one n8 tile at a time; each warp then owns whole token rows.
   template <int kTiles>
-  __device__ __forceinline__ void finish(const W4A16MmaParams& p, const float (&sum)[kTiles][kUnits][4], const Record& tile) {
+  __device__ __forceinline__ void finish(const W4A16MmaParams& p, const float (&sum)[kTiles][kUnits][4], uint32_t& exchange, const Record& tile) {
     float* parts = reinterpret_cast<float*>(shared + kReductionAt);
     float weight = 1.0f;
     if constexpr (Config::kWeighted) weight = lane < tile.rows ? p.row_weights[tile.ids[lane]] : 0.0f;
+    if constexpr (kSplit > 1) open_exchange(exchange, tile.rows);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       float* mine = parts + warp * 8 * kPartPitch + lane % 4 * 2 * kPartPitch + lane / 4;
@@ -317,75 +318,62 @@ struct W4A16Mma {
         mine[unit * 16 + 8] = sum[t][unit][2];
         mine[kPartPitch + unit * 16 + 8] = sum[t][unit][3];
       }
-      consumers_sync();
-      each_row<kTiles>(t, tile.rows, [&](int row, int panel) {
-        const float4 value = add_parts(parts, row % 8, panel);
-        if (kSplit > 1 && tile.pieces > 1)
-          __stcg(partial(p, tile, tile.piece, row, panel), value);
-        else
-          store(p, tile, weight, value, row, panel);
-      });
-      consumers_sync();
-    }
-    if constexpr (kSplit > 1) {
-      if (tile.pieces > 1 && last_to_arrive(p, tile)) {
+      cutlass::arch::NamedBarrier::sync(kWarps * 32, 1);
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t)
-          each_row<kTiles>(t, tile.rows, [&](int row, int panel) { store(p, tile, weight, add_pieces(p, tile, row, panel), row, panel); });
+      for (int i = 0; i < 8 * kPanels / kWarps; ++i) {
+        const int item = i * kWarps + warp, row = t * 8 + item % 8, panel = item / 8;
+        if (row < tile.rows) {
+          const float row_weight = Config::kWeighted ? __shfl_sync(0xffffffffu, weight, row) : 1.0f;
+          float4 value = add_parts(parts, item % 8, panel);
+          if (kSplit == 1 || exchange_parts(value, row, panel, exchange))
+            Epilogue<Config>::store(p.out, value, Decode::kSumScale, row_weight, tile.ids[row], tile.panel + panel, lane);
+        }
       }
+      cutlass::arch::NamedBarrier::sync(kWarps * 32, 1);
     }
+    if constexpr (kSplit > 1) close_exchange(exchange);
   }
 
-  __device__ __forceinline__ static void consumers_sync() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
-
-  // The rows of token tile t that this warp owns, times the tile's panels; every lane of the warp takes part.
-  template <int kTiles, class Visit>
-  __device__ __forceinline__ void each_row(int t, int rows, Visit visit) {
-#pragma unroll
-    for (int item = warp; item < 8 * kPanels; item += kWarps)
-      if (t * 8 + item % 8 < rows) visit(t * 8 + item % 8, item / 8);
-  }
-
-  __device__ __forceinline__ void store(const W4A16MmaParams& p, const Record& tile, float weight, const float4& value, int row, int panel) {
-    const float row_weight = Config::kWeighted ? __shfl_sync(0xffffffffu, weight, row) : 1.0f;
-    Epilogue<Config>::store(p.out, value, Decode::kSumScale, row_weight, tile.ids[row], tile.panel + panel, lane);
-  }
-
-  __device__ __forceinline__ float4* partial(const W4A16MmaParams& p, const Record& tile, int piece, int row, int panel) const {
-    const int64_t line = (int64_t(tile.cut * tile.pieces + piece) * kBM + row) * kPanels + panel;
-    return reinterpret_cast<float4*>(p.partials + line * 128) + lane;
-  }
-
-  // All loads first, then the sum in the order of K.
-  __device__ __forceinline__ float4 add_pieces(const W4A16MmaParams& p, const Record& tile, int row, int panel) const {
-    float4 values[kSplit];
-#pragma unroll
-    for (int piece = 0; piece < kSplit; ++piece)
-      values[piece] = piece < tile.pieces ? __ldcg(partial(p, tile, piece, row, panel)) : float4{};
-#pragma unroll
-    for (int piece = 1; piece < kSplit; ++piece) values[0] = add(values[0], values[piece]);
-    return values[0];
-  }
-
-  // The last of a tile's pieces to arrive adds them up: no CTA ever waits for another.
-  __device__ __forceinline__ bool last_to_arrive(const W4A16MmaParams& p, const Record& tile) {
-    int& flag = *reinterpret_cast<int*>(shared + kFlagAt);
-    if (warp == 0 && lane == 0) {
-      __threadfence();
-      flag = atomicInc(p.tickets + 1 + tile.cut, tile.pieces - 1) == tile.pieces - 1;
-      __threadfence();
-    }
-    consumers_sync();
-    return flag;
-  }
-
-  __device__ __forceinline__ float4 add_parts(const float* parts, int token, int tile_panel) const {
+  __device__ __forceinline__ float4 add_parts(const float* parts, int token, int panel) const {
     using Lanes = typename Epilogue<Config>::Lanes;
-    const float* first = parts + (tile_panel * kStageBlocks * 8 + token) * kPartPitch + lane / 4 * 16;
+    const float* first = parts + (panel * kStageBlocks * 8 + token) * kPartPitch + lane / 4 * 16;
     float4 value = Lanes::read(first, lane);
 #pragma unroll
     for (int v = 1; v < kStageBlocks; ++v) value = add(value, Lanes::read(first + v * 8 * kPartPitch, lane));
     return value;
+  }
+
+  // ---------------------------------------------------------------- split over K: ranks 1.. send, rank 0 adds in rank order
+  __device__ __forceinline__ void open_exchange(uint32_t exchange, int rows) {
+    if (rank() == 0) {
+      if (warp == 0 && lane == 0) Barrier::arrive_and_expect_tx(received(), (kSplit - 1) * rows * kPanels * 512);
+    } else {
+      wait(may_send(), (exchange & 1) ^ 1);
+    }
+  }
+
+  // Returns whether this CTA stores the row.
+  __device__ __forceinline__ bool exchange_parts(float4& value, int row, int tile_panel, uint32_t exchange) {
+    const int at = (row * kPanels + tile_panel) * 512 + lane * 16;
+    constexpr int kRankBytes = kBM * kPanels * 512;
+    if (rank() > 0) {
+      const uint32_t mine = shared_address(shared + kReceiveAt) + (rank() - 1) * kRankBytes + at;
+      store_remote_128(cute::set_block_rank(mine, 0), value, cute::set_block_rank(shared_address(received()), 0));
+      return false;
+    }
+    wait(received(), exchange & 1);
+#pragma unroll
+    for (int other = 0; other < kSplit - 1; ++other)
+      value = add(value, *reinterpret_cast<const float4*>(shared + kReceiveAt + other * kRankBytes + at));
+    return true;
+  }
+
+  __device__ __forceinline__ void close_exchange(uint32_t& exchange) {
+    if (rank() == 0) {
+      // Warps that had no row to store must not free the buffer ahead of the others: the last sync of `finish` orders them.
+      if (warp == 0 && lane > 0 && lane < kSplit) Barrier::arrive(may_send(), lane, true);
+    }
+    ++exchange;
   }
 
   // ---------------------------------------------------------------- whole kernel
@@ -396,15 +384,22 @@ struct W4A16Mma {
         Barrier::init(full(i), 1);
         Barrier::init(empty(i), kWarps);
       }
+      Barrier::init(received(), 1);
+      Barrier::init(may_send(), 1);
       cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
+    if constexpr (kSplit > 1) cute::cluster_sync();
     if (warp >= kWarps) {
       if constexpr (kMovesRegisters) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
       if (warp == kWarps) produce(p);
     } else {
       if constexpr (kMovesRegisters) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
       consume(p);
+    }
+    if constexpr (kSplit > 1) {
+      __syncwarp();
+      cute::cluster_sync();
     }
   }
 };
