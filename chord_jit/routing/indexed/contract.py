@@ -30,6 +30,8 @@ class IndexedRouting:
 
     ``place``: the device index, the addresses of the three buffers, their capacity in ids and in blocks.
 
+    ``place``: index of the device, addresses of the buffers, capacity and ``max_blocks``, as a launch takes them.
+
     Construction reads metadata alone: no synchronisation, legal under CUDA graph capture. Raises ``InputTypeError``
     for a type or dtype, ``InputError`` for everything else. The verdict stays with the object, so the buffers must
     keep their storage; their values may be rewritten between launches.
