@@ -57,8 +57,9 @@ def refuse_call(x: torch.Tensor, weight: PackedW4A16, routing: IndexedRouting, s
 def refuse_out(out: torch.Tensor, shape: tuple[int, int], where: torch.device) -> NoReturn:
     """Raise ``InputError`` for an ``out`` that does not fit."""
     given = {name: getattr(out, name, type(out).__name__) for name in ("shape", "dtype", "device")}
+    if isinstance(out, torch.Tensor):
+        given["address % 16"] = out.data_ptr() % 16
     raise InputError(
-        f"{_ASKED} into out",
-        "out must be contiguous, 16-byte aligned BF16 [routed rows, columns] on the device of x",
-        {**given, "address % 16": out.data_ptr() % 16 if isinstance(out, torch.Tensor) else None, "wanted": list(shape), "x": where}, "allocate out with that shape, or leave it out",
+        f"{_ASKED} into out", "out must be contiguous, 16-byte aligned BF16 [routed rows, columns] on the device of x",
+        {**given, "wanted": list(shape), "x": where}, "allocate out with that shape, or leave it out",
     )
