@@ -19,10 +19,6 @@ from tests.gpu.workload import problem_of
 HERE = Path(__file__).parent
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "quick: the most telling GPU tests, about 20 s in all")
-
-
 def pytest_collection_modifyitems(items):
     ours = [item for item in items if HERE in item.path.parents]
     for item in ours:

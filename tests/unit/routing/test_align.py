@@ -146,7 +146,7 @@ class Calls(TorchDispatchMode):
 
 
 # Operators whose result or its shape the host must read from the device; ``index`` would with a boolean mask.
-READ_BACK = {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "unique_dim", "_unique2", "index", "_to_cpu", "repeat_interleave"}
+READ_BACK = {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "unique_dim", "_unique2", "index", "repeat_interleave"}
 
 
 @pytest.mark.parametrize("checked", [False, True])
