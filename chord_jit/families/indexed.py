@@ -11,7 +11,7 @@ from chord_jit import device, knobs
 from chord_jit.device import DeviceFacts
 from chord_jit.families import indexed_problem
 from chord_jit.families.indexed_problem import IndexedProblem
-from chord_jit.families.indexed_refusals import refuse_call, refuse_out, weights_fit
+from chord_jit.families.indexed_refusals import check_hint, refuse_call, refuse_out, weights_fit
 from chord_jit.formats.w4a16_layout import LAYOUT_VERSION, PackedW4A16
 from chord_jit.jit import engine, slots
 from chord_jit.jit.launch import Launch, resident_clusters
@@ -96,7 +96,7 @@ class IndexedFamily:
         if out is None:
             out = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
         elif (
-            out.shape != shape or out.dtype is not torch.bfloat16 or out.get_device() != index
+            not isinstance(out, torch.Tensor) or out.shape != shape or out.dtype is not torch.bfloat16 or out.get_device() != index
             or not out.is_contiguous() or out.data_ptr() % 16
         ):  # fmt: skip
             refuse_out(out, shape, x.device)
@@ -120,6 +120,8 @@ class IndexedFamily:
 
     def _plan(self, key: tuple) -> _Plan:
         index, n, k, experts, interleaved, swiglu, weighted, rows, global_experts, block_m, expected_rows, _ = key
+        if expected_rows is not None:
+            check_hint(expected_rows)
         problem = self.problem(
             device.facts(index), experts, n, k, rows / global_experts if expected_rows is None else expected_rows,
             block_m=block_m, interleaved=interleaved, swiglu=swiglu, weighted=weighted,
@@ -166,7 +168,7 @@ def _fits(x: torch.Tensor, weight: PackedW4A16, routing: IndexedRouting, swiglu:
     index = weight.place[0]
     return (
         x.dtype is torch.bfloat16 and x.get_device() == index >= 0 and x.shape == (routing.routed_rows // routing.top_k, weight.k)
-        and x.is_contiguous() and x.data_ptr() % 16 == 0 and routing.place[0] == index and routing.experts == weight.experts
+        and x.is_contiguous() and (x.data_ptr() | weight.place[1]) % 16 == 0 and routing.place[0] == index and routing.experts == weight.experts
         and weight.layout_version == LAYOUT_VERSION and (weight.interleaved or not swiglu)
         and (topk_weights is None or weights_fit(topk_weights, routing, index))
     )  # fmt: skip

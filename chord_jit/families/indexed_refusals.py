@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NoReturn
 
 import torch
@@ -34,6 +35,10 @@ def refuse_call(x: torch.Tensor, weight: PackedW4A16, routing: IndexedRouting, s
             _ASKED, "x and weight must lie on one CUDA device", {"x": x.device, "weight": weight.device},
             "move both to the GPU; on a CPU use chord_jit.reference",
         )
+    if weight.place[1] % 16:
+        raise InputError(
+            _ASKED, "a packed weight must be 16-byte aligned", {"address % 16": weight.place[1] % 16}, "use what pack_w4a16 returns"
+        )
     if x.shape[1] != weight.k or not x.is_contiguous() or x.data_ptr() % 16:
         raise InputError(
             _ASKED, "x must be contiguous, 16-byte aligned, and as wide as the weight's K",
@@ -52,6 +57,16 @@ def refuse_call(x: torch.Tensor, weight: PackedW4A16, routing: IndexedRouting, s
             {**given, "routed_rows": routing.routed_rows}, "pass the router's weights as float32 [M, top_k]",
         )
     raise ChordInternalError(_ASKED, "a refused call must break a rule", {"x": list(x.shape), "routing": routing}, "report this call")
+
+
+def check_hint(expected_rows: float) -> None:
+    """Refuse rows per expert that are no count: ``InputTypeError`` or ``InputError``."""
+    if not isinstance(expected_rows, (int, float)) or isinstance(expected_rows, bool):
+        raise InputTypeError(_ASKED, "expected_rows must be a number", {"expected_rows": repr(expected_rows)}, "pass rows per expert")
+    if not 0 <= expected_rows < math.inf:
+        raise InputError(
+            _ASKED, "expected_rows must be finite and not negative", {"expected_rows": expected_rows}, "pass rows per expert, or None"
+        )
 
 
 def refuse_out(out: torch.Tensor, shape: tuple[int, int], where: torch.device) -> NoReturn:

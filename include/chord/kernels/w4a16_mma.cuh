@@ -318,7 +318,7 @@ struct W4A16Mma {
         mine[unit * 16 + 8] = sum[t][unit][2];
         mine[kPartPitch + unit * 16 + 8] = sum[t][unit][3];
       }
-      cutlass::arch::NamedBarrier::sync(kWarps * 32, 1);
+      consumers_sync();
 #pragma unroll
       for (int i = 0; i < 8 * kPanels / kWarps; ++i) {
         const int item = i * kWarps + warp, row = t * 8 + item % 8, panel = item / 8;
@@ -329,10 +329,16 @@ struct W4A16Mma {
             Epilogue<Config>::store(p.out, value, Decode::kSumScale, row_weight, tile.ids[row], tile.panel + panel, lane);
         }
       }
-      cutlass::arch::NamedBarrier::sync(kWarps * 32, 1);
+      if (t + 1 < kTiles || !kRingOrdersTiles) consumers_sync();
     }
     if constexpr (kSplit > 1) close_exchange(exchange);
   }
+
+  __device__ __forceinline__ static void consumers_sync() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
+
+  // No warp can be through its next tile while another still reads this one's parts: the ring has fewer stages than a tile,
+  // so its refill waits for the slowest warp.
+  static constexpr bool kRingOrdersTiles = kSplit == 1 && kTileStages > kStages;
 
   __device__ __forceinline__ float4 add_parts(const float* parts, int token, int panel) const {
     using Lanes = typename Epilogue<Config>::Lanes;
