@@ -30,8 +30,9 @@ struct IndexedRows {
     int expert;
   };
 
-  static __device__ __forceinline__ int count(const IndexedParams& p) {
-    const int blocks = min(*p.padded / (kBM * p.sub_blocks), p.block_capacity);
+  // Sub-blocks in use, of `padded` read from device memory.
+  static __device__ __forceinline__ int count(const IndexedParams& p, int padded) {
+    const int blocks = min(padded / (kBM * p.sub_blocks), p.block_capacity);
     return max(blocks, 0) * p.sub_blocks;
   }
 

@@ -123,13 +123,22 @@ struct W4A16Mma {
   __device__ __forceinline__ static int first_stage(int rank) { return kTileStages * rank / kSplit; }
 
   // ---------------------------------------------------------------- producer
-  __device__ __forceinline__ void produce(const W4A16MmaParams& p) {
+  // Routing of a CTA's first tile, and of how many there are: read together, and before the CTA has set itself up.
+  struct First {
+    typename Rows::Tile rows;
+    int padded;
+  };
+
+  __device__ __forceinline__ First read_first(const W4A16MmaParams& p) const {
+    return {Rows::load(p.routing, blockIdx.x / kSplit / kTilesN, lane), *p.routing.padded};
+  }
+
+  __device__ __forceinline__ void produce(const W4A16MmaParams& p, const First& first) {
     const uint64_t weights_policy = evict_first_policy(), rows_policy = evict_last_policy();
     const int workers = gridDim.x / kSplit;
     int tile = blockIdx.x / kSplit;
-    // Read before the tile count is known: one memory latency instead of two.
-    auto rows = Rows::load(p.routing, tile / kTilesN, lane);
-    const int tiles = Rows::count(p.routing) * kTilesN;
+    auto rows = first.rows;
+    const int tiles = Rows::count(p.routing, first.padded) * kTilesN;
     const int begin = first_stage(rank()), end = first_stage(rank() + 1);
     Cursor cursor;
     while (tile < tiles) {
@@ -207,6 +216,7 @@ struct W4A16Mma {
       }
       cursor.next_record();
     }
+    if (kSplit > 1 && exchange == 0) cute::cluster_wait();
   }
 
   template <int kTiles>
@@ -234,8 +244,7 @@ struct W4A16Mma {
           multiply_unit<kTiles>(sum, unit + 1, odd, scales.z, scales.w, b, start);
         }
       }
-      __syncwarp();
-      if (lane == 0) Barrier::arrive(empty(cursor.stage));
+      Barrier::arrive(empty(cursor.stage));  // all lanes: compute-sanitizer follows no arrival on behalf of others
       cursor.advance();
     }
     W4A16Mma(shared).finish<kTiles>(p, sum, exchange, tile);
@@ -351,6 +360,7 @@ struct W4A16Mma {
 
   // ---------------------------------------------------------------- split over K: ranks 1.. send, rank 0 adds in rank order
   __device__ __forceinline__ void open_exchange(uint32_t exchange, int rows) {
+    if (exchange == 0) cute::cluster_wait();  // the neighbours have set up their barriers
     if (rank() == 0) {
       if (warp == 0 && lane == 0) Barrier::arrive_and_expect_tx(received(), (kSplit - 1) * rows * kPanels * 512);
     } else {
@@ -384,29 +394,30 @@ struct W4A16Mma {
 
   // ---------------------------------------------------------------- whole kernel
   __device__ __forceinline__ void run(const W4A16MmaParams& p) {
-    if (threadIdx.x < 32) *reinterpret_cast<int*>(shared + kZeroRowAt + threadIdx.x * 4) = 0;
-    if (threadIdx.x == kWarps * 32) {
+    First first = {};
+    if (warp == kWarps) first = read_first(p);
+    if (warp == 0) *reinterpret_cast<int*>(shared + kZeroRowAt + lane * 4) = 0;
+    if (warp == kWarps + 1 && lane == 0) {
       for (int i = 0; i < kStages; ++i) {
         Barrier::init(full(i), 1);
-        Barrier::init(empty(i), kWarps);
+        Barrier::init(empty(i), kWarps * 32);
       }
       Barrier::init(received(), 1);
       Barrier::init(may_send(), 1);
       cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
-    if constexpr (kSplit > 1) cute::cluster_sync();
+    if constexpr (kSplit > 1) cute::cluster_arrive_relaxed();
     if (warp >= kWarps) {
       if constexpr (kMovesRegisters) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
-      if (warp == kWarps) produce(p);
+      if (warp == kWarps) produce(p, first);
+      __syncwarp();
+      if constexpr (kSplit > 1) cute::cluster_wait();
     } else {
       if constexpr (kMovesRegisters) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
       consume(p);
     }
-    if constexpr (kSplit > 1) {
-      __syncwarp();
-      cute::cluster_sync();
-    }
+    if constexpr (kSplit > 1) cute::cluster_sync();
   }
 };
 
