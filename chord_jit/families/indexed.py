@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -24,6 +25,9 @@ from chord_jit.schedules.schedule import Schedule
 #: chord::W4A16MmaParams: x, weight, out, row_weights, ticket, sorted_ids, expert_ids, padded; id_capacity, block_capacity,
 #: routed_rows, top_k, experts, sub_blocks.
 PARAMS = struct.Struct("<8Q6i")
+
+#: Most tokens of a decode step that warm-up prepares for.
+_WARM_TOKENS = 512
 
 #: Calls of one process that differ in more than this many ways start over; each entry is one small object.
 _MAX_PLANS = 4096
@@ -69,17 +73,16 @@ class IndexedFamily:
         return indexed_problem.spec(problem, schedule)
 
     def deployment(self, model: Deployment, facts: DeviceFacts) -> Iterable[IndexedProblem]:
-        """The layer's two projections over every rows-per-expert class that decode meets.
+        """The layer's two projections at every token count up to 512 of a decode step, over all ranks.
 
         gate/up is asked for interleaved with SwiGLU, down with and without routing weights.
         """
-        tokens = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 50, 64, 96, 128)
-        for count in tokens:
-            rows = count * model.top_k / model.experts
+        for tokens in range(1, _WARM_TOKENS + 1):
+            rows = tokens * model.top_k / model.experts
             n, k = model.gate_up
             free = self.problem(facts, model.local_experts, n, k, rows, interleaved=True, swiglu=True)
             block_m = self.schedule(free).bm
-            yield self.problem(facts, model.local_experts, n, k, rows, block_m=block_m, interleaved=True, swiglu=True)
+            yield replace(free, block_m=block_m)
             for weighted in (False, True):
                 yield self.problem(facts, model.local_experts, *model.down, rows, block_m=block_m, weighted=weighted)
 
@@ -152,7 +155,9 @@ class IndexedFamily:
         return launch
 
 
-def _enqueue(plan: _Plan, index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, experts: int):
+def _enqueue(
+    plan: _Plan, index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, experts: int
+) -> None:
     stream = torch._C._cuda_getCurrentRawStream(index)
     _, sorted_ids, expert_ids, padded, ids, blocks = place
     plan.launch(

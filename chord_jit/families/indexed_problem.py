@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import ClassVar
 
@@ -46,20 +46,22 @@ def dequant_for(arch: str) -> str:
     return knobs.read("CHORD_W4A16_DEQUANT") or DEQUANT.get(arch, "magic")
 
 
-def candidates(problem: IndexedProblem) -> Iterable[Schedule]:
-    """Every legal ``w4a16_mma`` schedule worth timing, about two hundred at most.
+def candidates(problem: IndexedProblem) -> tuple[Schedule, ...]:
+    """Every legal ``w4a16_mma`` schedule worth timing, about two hundred at most."""
+    return _legal(replace(problem, expected_rows=0.0))
 
-    Off Hopper the eight-warp forms spill (their dequantisation needs more registers), so four warps a CTA it is.
-    """
+
+@lru_cache(maxsize=256)
+def _legal(problem: IndexedProblem) -> tuple[Schedule, ...]:
     tiles = ((128, 512), (128, 256), (256, 256), (256, 128), (512, 128), (512, 64))
-    for bm in (8, 16):
-        for bn, bk in tiles:
-            for ctas, split, stages in product((1, 2), (1, 2, 3, 4), (2, 3, 4, 6)):
-                schedule = Schedule("w4a16_mma", bm, bn, bk, stages, split=split, ctas=ctas)
-                if problem.facts.arch != "sm_90a" and (ctas > 1 or bn * bk > 128 * 256):
-                    continue
-                if not legality.violations(problem, schedule):
-                    yield schedule
+    # Off Hopper the eight-warp forms spill (their dequantisation needs more registers), so four warps a CTA it is.
+    four_warps = problem.facts.arch != "sm_90a"
+    every = (
+        Schedule("w4a16_mma", bm, bn, bk, stages, split=split, ctas=ctas)
+        for bm, (bn, bk), ctas, split, stages in product((8, 16), tiles, (1, 2), (1, 2, 3, 4), (2, 3, 4, 6))
+        if not four_warps or (ctas == 1 and bn * bk <= 128 * 256)
+    )
+    return tuple(schedule for schedule in every if not legality.violations(problem, schedule))
 
 
 def choose(problem: IndexedProblem) -> Schedule:

@@ -21,7 +21,7 @@ CODE_BYTES, BLOCK_BYTES = 4096, 4608
 LAYOUT_VERSION = 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PackedW4A16:
     """One packed weight of all local experts; compares and hashes by identity.
 
@@ -47,6 +47,9 @@ class PackedW4A16:
                 {"dtype": self.data.dtype, "shape": tuple(self.data.shape), "contiguous": self.data.is_contiguous(), "wanted": want},
                 "use what pack_w4a16 returns",
             )
+
+    def __repr__(self) -> str:
+        return f"PackedW4A16(n={self.n}, k={self.k}, experts={self.experts}, interleaved={self.interleaved}, device={self.device})"
 
     @property
     def panels(self) -> int:

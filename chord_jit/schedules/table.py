@@ -1,7 +1,7 @@
 """Read a kernel's table of measured schedules.
 
-A row: ``{"arch", "sms", "n", "k", "experts", "rows_lo", "rows_hi", "swiglu", "schedule": {...}, "us", "commit"}``: on a
-GPU of that architecture and SM count, for that problem, when rows_lo <= routed rows that stay local <= rows_hi.
+A row serves one problem on a GPU of its architecture and SM count, for rows_lo <= local routed rows < rows_hi. ``us``: its
+measured time at ``at_rows`` local rows, with the GPU and commit it was measured on.
 """
 
 from __future__ import annotations
@@ -29,6 +29,6 @@ def load(kernel: str) -> dict[tuple, tuple[tuple[int, int, Schedule], ...]]:
 def find(kernel: str, *, arch: str, sms: int, n: int, k: int, experts: int, swiglu: bool, rows: float) -> Schedule | None:
     """The measured schedule for a problem, or ``None`` where no row covers it."""
     for low, high, schedule in load(kernel).get((arch, sms, n, k, experts, swiglu), ()):
-        if low <= rows <= high:
+        if low <= rows < high:
             return schedule
     return None

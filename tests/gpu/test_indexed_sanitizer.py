@@ -26,7 +26,8 @@ def runs(gpu):
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     started = {}
     for tool in TOOLS:
-        command = [SANITIZER, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "99", sys.executable, "-m", "tests.gpu.small_case"]
+        options = ["--tool", tool, "--report-api-errors", "no", "--error-exitcode", "99"]
+        command = [SANITIZER, *options, sys.executable, "-m", "tests.gpu.small_case"]
         started[tool] = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
