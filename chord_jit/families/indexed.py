@@ -173,7 +173,8 @@ def _fits(x: torch.Tensor, weight: PackedW4A16, routing: IndexedRouting, swiglu:
     index = weight.place[0]
     return (
         x.dtype is torch.bfloat16 and x.get_device() == index >= 0 and x.shape == (routing.routed_rows // routing.top_k, weight.k)
-        and x.is_contiguous() and (x.data_ptr() | weight.place[1]) % 16 == 0 and routing.place[0] == index and routing.experts == weight.experts
+        and x.is_contiguous() and (x.data_ptr() | weight.place[1]) % 16 == 0
+        and routing.place[0] == index and routing.experts == weight.experts
         and weight.layout_version == LAYOUT_VERSION and (weight.interleaved or not swiglu)
         and (topk_weights is None or weights_fit(topk_weights, routing, index))
     )  # fmt: skip

@@ -8,6 +8,7 @@ one H200 (docs/kernels/w4a16_mma.md); only their ratios matter to a ranking.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from chord_jit.formats.w4a16_layout import BLOCK_BYTES
 from chord_jit.schedules.legality import W4A16Problem, mma_shape
@@ -21,23 +22,31 @@ _IN_FLIGHT_BYTES = 105e3  # of one SM, to cover the memory's latency
 _SHORT_COPY_BYTES = 16384  # below this, bulk copies lose bandwidth
 
 
-def expected_blocks(problem, bm: int) -> float:
-    """Blocks of ``bm`` rows that the expected rows fill, experts without rows left out."""
-    rows = problem.expected_rows * problem.experts
-    active = problem.experts * (1 - (1 - 1 / problem.experts) ** rows) if problem.experts > 1 else min(rows, 1)
-    if active <= 0:
-        return 0.0
-    per_expert = rows / active
-    return active * max(1.0, per_expert / bm + (0.25 if per_expert > bm / 2 else 0.0))
+@lru_cache(maxsize=4096)
+def poisson_above(mean: float, count: int) -> float:
+    """Probability that an expert gets more than ``count`` rows when rows fall on experts at random."""
+    if mean > 200:
+        return float(mean > count)
+    term = total = math.exp(-mean)
+    for rows in range(1, count + 1):
+        term *= mean / rows
+        total += term
+    return max(0.0, 1.0 - total)
+
+
+@lru_cache(maxsize=4096)
+def expected_blocks(mean: float, bm: int) -> float:
+    """Blocks of ``bm`` rows of one expert with ``mean`` rows: block j exists when it gets more than j * bm rows."""
+    return sum(poisson_above(mean, block * bm) for block in range(int(mean / bm) + 8))
 
 
 def mma_cost(problem: W4A16Problem, schedule: Schedule) -> float:
     """Estimated microseconds of ``schedule`` on ``problem``."""
     shape = mma_shape(problem, schedule)
-    tiles = expected_blocks(problem, schedule.bm) * shape.row_panels / shape.panels
+    tiles = problem.experts * expected_blocks(problem.expected_rows, schedule.bm) * shape.row_panels / shape.panels
     tile_bytes = shape.panels * shape.k_blocks * BLOCK_BYTES
     share = -(-shape.tile_stages // schedule.split) * shape.warps * BLOCK_BYTES  # of one CTA; idle warps of a last stage count
-    arithmetic = 1.0 if schedule.bm == 8 or problem.expected_rows < 6 else 1.3
+    arithmetic = 1.0 + 0.3 * (schedule.bm == 16) * poisson_above(problem.expected_rows, 8)
     part = share / (_SM_BYTES_PER_US * shape.warps / 8) * arithmetic + (_EXCHANGE_US if schedule.split > 1 else 0.0)
     workers = problem.facts.sms * schedule.ctas // schedule.split
     copy = min(shape.stage_blocks, shape.k_blocks) * BLOCK_BYTES

@@ -19,11 +19,13 @@ MAX_CLUSTER = 8
 
 
 class W4A16Problem(Protocol):
-    """The part of a W4A16 problem that legality reads."""
+    """The part of a W4A16 problem that legality and the cost model read."""
 
     facts: DeviceFacts
     n: int
     k: int
+    experts: int
+    expected_rows: float
     block_m: int
     interleaved: bool
 
