@@ -1,4 +1,4 @@
-// The end of a W4A16 tile: which four of a panel's 128 packed rows a lane owns, and where their results go.
+// The end of a W4A16 tile: which four of a unit's 16 packed rows a lane owns, and where their results go.
 //
 // Plain weights: packed row = output feature. Interleaved gate/up: each 16-row unit holds 8 gate rows, then the 8 up rows
 // of the same neurons; without SwiGLU the columns go back to their logical order, with it the pair becomes one output.
@@ -10,18 +10,18 @@
 
 namespace chord {
 
-// A lane works in unit lane / 4. Four consecutive packed rows:
+// `quad` is the lane's place among the four that share a unit. Four consecutive packed rows:
 struct RowLanes {
-  __device__ __forceinline__ static float4 read(const float* unit_rows, int lane) {
-    return *reinterpret_cast<const float4*>(unit_rows + lane % 4 * 4);
+  __device__ __forceinline__ static float4 read(const float* unit_rows, int quad) {
+    return *reinterpret_cast<const float4*>(unit_rows + quad * 4);
   }
 };
 
 // Gate and up of two neurons: x, y are gates, z, w their ups.
 struct PairLanes {
-  __device__ __forceinline__ static float4 read(const float* unit_rows, int lane) {
-    const float2 gate = *reinterpret_cast<const float2*>(unit_rows + lane % 4 * 2);
-    const float2 up = *reinterpret_cast<const float2*>(unit_rows + 8 + lane % 4 * 2);
+  __device__ __forceinline__ static float4 read(const float* unit_rows, int quad) {
+    const float2 gate = *reinterpret_cast<const float2*>(unit_rows + quad * 2);
+    const float2 up = *reinterpret_cast<const float2*>(unit_rows + 8 + quad * 2);
     return make_float4(gate.x, gate.y, up.x, up.y);
   }
 };
@@ -50,17 +50,18 @@ struct Epilogue {
   using Lanes = typename LanesOf<Config::kSwiglu>::Type;
   static constexpr int kColumns = Config::kSwiglu ? Config::kN / 2 : Config::kN;
 
-  // `value` times `scale` are the sums of the lane's four packed rows of `panel` for output row `row`.
-  __device__ __forceinline__ static void store(__nv_bfloat16* out, float4 value, float scale, float weight, int row, int panel, int lane) {
+  // `value` times `scale` are the sums of the lane's four packed rows in `unit` of `panel`, for output row `row`.
+  __device__ __forceinline__ static void store(__nv_bfloat16* out, float4 value, float scale, float weight, int row, int panel, int unit,
+                                               int quad) {
     __nv_bfloat16* line = out + int64_t(row) * kColumns;
     value.x *= scale, value.y *= scale, value.z *= scale, value.w *= scale;
     if constexpr (Config::kSwiglu) {
-      const int neuron = panel * 64 + lane * 2;
+      const int neuron = panel * 64 + unit * 8 + quad * 2;
       if (neuron < kColumns)
         *reinterpret_cast<uint32_t*>(line + neuron) = pack_bf16(swiglu(value.x, value.z) * weight, swiglu(value.y, value.w) * weight);
     } else {
-      const int within = lane % 4 * 4;
-      const int column = Config::kInterleaved ? panel * 64 + lane / 4 * 8 + within % 8 : panel * 128 + lane * 4;
+      const int within = quad * 4;
+      const int column = Config::kInterleaved ? panel * 64 + unit * 8 + within % 8 : panel * 128 + unit * 16 + within;
       const int limit = Config::kInterleaved ? Config::kN / 2 : Config::kN;
       const int offset = Config::kInterleaved && within >= 8 ? Config::kN / 2 : 0;
       if (column < limit)

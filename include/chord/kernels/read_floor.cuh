@@ -98,15 +98,9 @@ __device__ __forceinline__ void store_sum(const Params& params, uint32_t sum, ui
   if (threadIdx.x % kWarp == 0) params.sums[blockIdx.x * warps + threadIdx.x / kWarp] = sum;
 }
 
-__device__ __forceinline__ uint64_t evict_normal_policy() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 template <class Config>
 __device__ void produce(const Params& params, const Ring<Config>& ring) {
-  const uint64_t policy = Config::kEvictFirst ? evict_first_policy() : evict_normal_policy();
+  constexpr uint64_t policy = Config::kEvictFirst ? kEvictFirst : kEvictNormal;
   Cursor<Config> at;
   Walk<Order(Config::kOrder)> walk(params);
   while (walk.run < walk.end) {

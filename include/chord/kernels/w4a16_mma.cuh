@@ -6,7 +6,7 @@
 //   Consumer warps split the stage by K (and by panel), so the fragments of the activations serve a whole 128-row block;
 //   partial sums meet in shared memory at the end of a tile.
 // Shared memory: [stages: blocks | rows] [reduction] [cluster receive] [records] [barriers] [zero row].
-// Tiles: taken whole from a ticket counter (split = 1), or, where they are few, dealt round robin to clusters whose CTAs share
+// Tiles: taken from a ticket counter, halves of them in the last wave (split = 1), or, where they are few, dealt round robin to clusters whose CTAs share
 //   K (split > 1, sums sent to rank 0 by st.async). A tile's sums have one fixed order: results do not depend on timing.
 // Hazards: a row that no id names reads the zero row, never stale shared memory; the K tail is not copied and its half
 //   block reads the zero row too; a CTA of a cluster stays until its neighbours are done with its shared memory.
@@ -17,6 +17,7 @@
 
 #include "chord/dequant.cuh"
 #include "chord/epilogue.cuh"
+#include "chord/last_wave.cuh"
 #include "chord/ptx.cuh"
 #include "chord/rows.cuh"
 
@@ -55,6 +56,9 @@ struct W4A16Mma {
   static_assert(kRowPanels % kPanels == 0, "a tile must not reach into the next expert's panels");
   static_assert(kSplit <= kTileStages, "every CTA of a cluster needs a share of K");
 
+  // Halves in the last wave pay where a tile is long; a short one is mostly its two ends.
+  static constexpr bool kHalves = kSplit == 1 && kPanels == 1 && kTileStages >= 8;
+
   static constexpr int kRowPitch = kStageBlocks * 128 + 16;  // +16: rows of an ldmatrix fall into different banks
   static constexpr int kWeightBytes = kWarps * kBlockBytes;
   static constexpr int kStageBytes = (kWeightBytes + kBM * kRowPitch + 127) / 128 * 128;
@@ -81,7 +85,7 @@ struct W4A16Mma {
   struct Record {
     int panel;  // first panel of the tile; -1 ends the stream
     int rows;
-    int padding[2];
+    int unit, units;  // the units of the panel that the tile takes: all, or four
     int ids[kBM];
   };
   static_assert(sizeof(Record) == kRecordBytes);
@@ -125,29 +129,30 @@ struct W4A16Mma {
   // ---------------------------------------------------------------- producer
   // Routing of a CTA's first tile, and of how many there are: read together, and before the CTA has set itself up.
   struct First {
-    typename Rows::Tile rows;
+    typename Rows::Tile whole, half;  // the rows if the first ticket is a whole tile, and if all tiles are halves
     int padded;
   };
 
   __device__ __forceinline__ First read_first(const W4A16MmaParams& p) const {
-    return {Rows::load(p.routing, blockIdx.x / kSplit / kTilesN, lane), *p.routing.padded};
+    const int ticket = blockIdx.x / kSplit;
+    return {Rows::load(p.routing, ticket / kTilesN, lane), Rows::load(p.routing, ticket / 2 / kTilesN, lane), *p.routing.padded};
   }
 
   __device__ __forceinline__ void produce(const W4A16MmaParams& p, const First& first) {
-    const uint64_t weights_policy = evict_first_policy(), rows_policy = evict_last_policy();
     const int workers = gridDim.x / kSplit;
-    int tile = blockIdx.x / kSplit;
-    auto rows = first.rows;
-    const int tiles = Rows::count(p.routing, first.padded) * kTilesN;
+    int ticket = blockIdx.x / kSplit;
+    const LastWave wave(Rows::count(p.routing, first.padded) * kTilesN, workers, kHalves);
+    auto rows = kHalves && wave.whole == 0 ? first.half : first.whole;
     const int begin = first_stage(rank()), end = first_stage(rank() + 1);
     Cursor cursor;
-    while (tile < tiles) {
-      int next = tile + workers;
+    while (ticket < wave.tickets) {
+      int next = ticket + workers;
       if constexpr (kSplit == 1) {
-        // One fetch a tile makes `tiles` fetches a launch: the wrap leaves zero behind for the next one.
-        if (lane == 0) next = workers + atomicInc(p.ticket, tiles - 1);
+        // One fetch a ticket makes `tickets` fetches a launch: the wrap leaves zero behind for the next one.
+        if (lane == 0) next = workers + atomicInc(p.ticket, wave.tickets - 1);
       }
-      const int panel = tile % kTilesN * kPanels;
+      const LastWave::Piece piece = wave.piece(ticket);
+      const int panel = piece.tile % kTilesN * kPanels;
       const int count = Rows::rows(p.routing, rows);
       const int id = rows.id;
       const uint8_t* weight = p.weight + (int64_t(rows.expert) * kRowPanels + panel) * kBlocks * kBlockBytes;
@@ -156,17 +161,17 @@ struct W4A16Mma {
       for (int k = begin; k < end; ++k) {
         if (k == end - 1) {
           if constexpr (kSplit == 1) next = __shfl_sync(0xffffffffu, next, 0);
-          rows = Rows::load(p.routing, next / kTilesN, lane);
+          rows = Rows::load(p.routing, wave.piece(next).tile / kTilesN, lane);
         }
         if (count > 0) {
           wait(empty(cursor.stage), cursor.phase ^ 1);
-          if (k == begin) announce(record(cursor), panel, count, id);
-          fill(cursor.stage, k, count, weight, row, weights_policy, rows_policy);
+          if (k == begin) announce(record(cursor), panel, piece.half, count, id);
+          fill(cursor.stage, k, count, weight, row);
           cursor.advance();
         }
       }
       if (count > 0) cursor.next_record();
-      tile = next;
+      ticket = next;
     }
     wait(empty(cursor.stage), cursor.phase ^ 1);
     if (lane == 0) {
@@ -175,14 +180,16 @@ struct W4A16Mma {
     }
   }
 
-  __device__ __forceinline__ void announce(Record& tile, int panel, int count, int id) {
+  __device__ __forceinline__ void announce(Record& tile, int panel, int half, int count, int id) {
     if (lane < kBM) tile.ids[lane] = id;
-    if (lane == 0) tile.panel = panel, tile.rows = count;
+    if (lane == 0) {
+      tile.panel = panel, tile.rows = count;
+      tile.unit = half == 1 ? kUnits / 2 : 0, tile.units = half < 0 ? kUnits : kUnits / 2;
+    }
     __syncwarp();
   }
 
-  __device__ __forceinline__ void fill(int stage, int k, int count, const uint8_t* weight, const __nv_bfloat16* row, uint64_t weights_policy,
-                                       uint64_t rows_policy) {
+  __device__ __forceinline__ void fill(int stage, int k, int count, const uint8_t* weight, const __nv_bfloat16* row) {
     const int blocks = kBlocks % kStageBlocks == 0 ? kStageBlocks : min(kStageBlocks, kBlocks - k * kStageBlocks);
     const int depth = Config::kK % (kStageBlocks * 64) == 0 ? kStageBlocks * 64 : min(kStageBlocks * 64, Config::kK - k * kStageBlocks * 64);
     uint8_t* memory = stage_memory(stage);
@@ -191,11 +198,11 @@ struct W4A16Mma {
       Barrier::arrive_and_expect_tx(barrier, kPanels * blocks * kBlockBytes + count * depth * 2);
       for (int i = 0; i < kPanels; ++i)
         bulk_copy(memory + i * kStageBlocks * kBlockBytes, weight + (int64_t(i) * kBlocks + k * kStageBlocks) * kBlockBytes,
-                  blocks * kBlockBytes, barrier, weights_policy);
+                  blocks * kBlockBytes, barrier, kEvictFirst);
     }
     __syncwarp();
     if (lane < count)
-      bulk_copy(memory + kWeightBytes + lane * kRowPitch, row + k * kStageBlocks * 64, depth * 2, barrier, rows_policy);
+      bulk_copy(memory + kWeightBytes + lane * kRowPitch, row + k * kStageBlocks * 64, depth * 2, barrier, kEvictLast);
   }
 
   // ---------------------------------------------------------------- consumers
@@ -223,8 +230,10 @@ struct W4A16Mma {
   __device__ __forceinline__ void multiply(const W4A16MmaParams& p, Cursor& cursor, uint32_t& exchange, const Record& tile) {
     float sum[kTiles][kUnits][4] = {};
     const int block = warp % kStageBlocks;
-    const uint32_t weight_at = warp * kBlockBytes + lane * 16;
-    const uint32_t scale_at = warp * kBlockBytes + kCodeBytes + lane / 4 * 16;
+    const int first_unit = kHalves ? tile.unit : 0;
+    const bool whole = !kHalves || tile.units == kUnits;
+    const uint32_t weight_at = warp * kBlockBytes + first_unit * 512 + lane * 16;
+    const uint32_t scale_at = warp * kBlockBytes + kCodeBytes + first_unit * 64 + lane / 4 * 16;
     const uint32_t rows_at = kWeightBytes + lane % 8 * kRowPitch + block * 128 + lane / 8 * 16;
     const int rows = tile.rows, end = first_stage(rank() + 1);
     for (int k = first_stage(rank()); k < end; ++k) {
@@ -237,6 +246,7 @@ struct W4A16Mma {
         load_rows<kTiles>(b, start, memory + rows_at, rows, half_block);
 #pragma unroll
         for (int unit = 0; unit < kUnits; unit += 2) {
+          if (unit >= kUnits / 2 && !whole) break;
           const uint4 scales = load_shared_128(memory + scale_at + unit * 64);
           const uint4 even = load_shared_128(memory + weight_at + unit * 512);
           const uint4 odd = load_shared_128(memory + weight_at + unit * 512 + 512);
@@ -334,8 +344,9 @@ struct W4A16Mma {
         if (row < tile.rows) {
           const float row_weight = Config::kWeighted ? __shfl_sync(0xffffffffu, weight, row) : 1.0f;
           float4 value = add_parts(parts, item % 8, panel);
-          if (kSplit == 1 || exchange_parts(value, row, panel, exchange))
-            Epilogue<Config>::store(p.out, value, Decode::kSumScale, row_weight, tile.ids[row], tile.panel + panel, lane);
+          const bool mine = kSplit > 1 ? exchange_parts(value, row, panel, exchange) : lane / 4 < tile.units;
+          if (mine)
+            Epilogue<Config>::store(p.out, value, Decode::kSumScale, row_weight, tile.ids[row], tile.panel + panel, tile.unit + lane / 4, lane % 4);
         }
       }
       if (t + 1 < kTiles || !kRingOrdersTiles) consumers_sync();
@@ -352,9 +363,9 @@ struct W4A16Mma {
   __device__ __forceinline__ float4 add_parts(const float* parts, int token, int panel) const {
     using Lanes = typename Epilogue<Config>::Lanes;
     const float* first = parts + (panel * kStageBlocks * 8 + token) * kPartPitch + lane / 4 * 16;
-    float4 value = Lanes::read(first, lane);
+    float4 value = Lanes::read(first, lane % 4);
 #pragma unroll
-    for (int v = 1; v < kStageBlocks; ++v) value = add(value, Lanes::read(first + v * 8 * kPartPitch, lane));
+    for (int v = 1; v < kStageBlocks; ++v) value = add(value, Lanes::read(first + v * 8 * kPartPitch, lane % 4));
     return value;
   }
 
