@@ -37,6 +37,8 @@ def poisson_above(mean: float, count: int) -> float:
 @lru_cache(maxsize=4096)
 def expected_blocks(mean: float, bm: int) -> float:
     """Blocks of ``bm`` rows of one expert with ``mean`` rows: block j exists when it gets more than j * bm rows."""
+    if mean > 200:
+        return float(math.ceil(mean / bm))
     return sum(poisson_above(mean, block * bm) for block in range(int(mean / bm) + 8))
 
 

@@ -31,7 +31,9 @@ def resolve(
     """
     wanted = {field: value for field, name in _OVERRIDES.items() if (value := knobs.read(name)) is not None}
     found = table(problem)
-    if found is not None and not violations(problem, found) and not wanted:
+    if found is not None and violations(problem, found):
+        found = None
+    if found is not None and not wanted:
         return found
     legal = list(candidates(problem))
     if not legal:
