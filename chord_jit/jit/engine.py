@@ -78,7 +78,9 @@ class Engine:
                 entry = store.find(key.digest, repair=alone)
                 if entry is None:
                     entry = _compile(spec, key, compiler)
-                    store.publish(entry, key)
+                    # A header that was edited since its content went into the key may be in the cubin: not to be kept.
+                    if key_of(spec).digest == key.digest:
+                        store.publish(entry, key)
                     return entry
         counters.add(hits=1)
         return entry

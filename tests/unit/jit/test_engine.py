@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
-from chord_jit import knobs
+from chord_jit import assets, knobs
 from chord_jit.errors import CaptureError, CompileError, LaunchError, ToolchainError, UnsupportedDeviceError
 from chord_jit.jit import compiler, counters, engine, loader
 from chord_jit.jit.counters import Counters
-from tests.toy.family import spec
+from tests.toy.family import ASSETS, spec
 
 
 def test_counters_tell_compile_memory_and_store_apart(fake):
@@ -125,6 +126,23 @@ def test_a_lying_compiler_publishes_nothing(place, fake, behaviour, complaint):
     with pytest.raises(CompileError, match=complaint):
         engine.build(spec(), replace(fake, behaviour=behaviour))
     assert place.entries() == place.leftovers() == [] and counters.counters().compiles == 0
+
+
+def test_a_header_edited_during_the_compile_publishes_nothing(place, fake, tmp_path):
+    """The cubin may hold the new text; the key names the old one."""
+    shutil.copytree(ASSETS / "templates", tmp_path / "own/templates")
+    shutil.copytree(ASSETS / "include", tmp_path / "own/include")
+    header = tmp_path / "own/include/chord/toy_params.cuh"
+
+    class Editor:
+        def compile(self, request):
+            header.write_text(header.read_text() + "// edited\n")
+            return fake.compile(request)
+
+    with assets.scope(tmp_path / "own"):
+        assert engine.build(spec(), Editor()).origin == "compiled"
+        assert place.entries() == []
+        assert engine.build(spec()).origin == "compiled" and len(place.entries()) == 1
 
 
 class FakeDriver:
