@@ -124,6 +124,21 @@ def test_nvcc_that_fails_shows_its_log(script, monkeypatch):
     assert caught.value.values["exit status"] == 3
 
 
+@pytest.mark.parametrize("problem, says", [("mode", "Permission"), ("signal", "signal 9"), ("gone", "No such file")])
+def test_nvcc_that_does_not_finish_is_no_refusal_of_the_source(script, problem, says):
+    """So it is asked again: only refusals are remembered."""
+    path = script.toolchain.compiler.path
+    if problem == "mode":
+        path.chmod(0o600)
+    elif problem == "signal":
+        path.write_text("#!/bin/sh\nkill -9 $$\n")
+    else:
+        path.unlink()
+    with pytest.raises(ToolchainError, match=says) as caught:
+        script.compile(compiler.request(spec(), "the source"))
+    assert caught.value.values["nvcc"] == path and caught.value.remedy
+
+
 def test_the_knob_chooses_the_compiler(place):
     assert isinstance(compiler.current(), Nvrtc)
     with knobs.scope(CHORD_COMPILER="nvcc"):
