@@ -16,6 +16,16 @@ _OVERRIDES = {
 }  # fmt: skip
 
 
+#: Costs this close are one to the model.
+_TIE = 1.04
+
+
+def _cheapest(problem: object, schedules: list[Schedule], cost: Callable[[object, Schedule], float]) -> Schedule:
+    costs = [cost(problem, schedule) for schedule in schedules]
+    limit = min(costs) * _TIE
+    return next(schedule for schedule, value in zip(schedules, costs, strict=True) if value <= limit)
+
+
 def resolve(
     problem: object,
     *,
@@ -26,8 +36,9 @@ def resolve(
 ) -> Schedule:
     """The schedule of ``problem``. Raises ``OverrideError`` when ``CHORD_W4A16_*`` asks for what no rule allows.
 
-    Fields that no variable names are free: among the legal candidates that agree with the override the cheapest is
-    taken; where none agrees, the variables are laid over the schedule that would have been chosen and must be legal.
+    Among candidates that the model holds for equally good the first is taken, so that a deployment needs few cubins.
+    Fields that no variable names are free: among the legal candidates that agree with the override the cheapest is taken;
+    where none agrees, the variables are laid over the schedule that would have been chosen and must be legal.
     """
     wanted = {field: value for field, name in _OVERRIDES.items() if (value := knobs.read(name)) is not None}
     found = table(problem)
@@ -40,8 +51,8 @@ def resolve(
         raise ChordInternalError("choose a schedule", "every valid problem must have a legal schedule", {"problem": problem}, "report it")
     agreeing = [s for s in legal if all(getattr(s, field) == value for field, value in wanted.items())]
     if agreeing:
-        return min(agreeing, key=lambda s: (cost(problem, s), s))
-    base = found or min(legal, key=lambda s: (cost(problem, s), s))
+        return _cheapest(problem, agreeing, cost)
+    base = found or _cheapest(problem, legal, cost)
     forced = replace(base, **wanted)
     broken = violations(problem, forced)
     if broken:
