@@ -9,7 +9,7 @@ import torch
 from chord_jit import device
 from chord_jit.families import indexed as _indexed
 from chord_jit.families.base import family
-from chord_jit.formats.w4a16 import PackedW4A16, pack_w4a16, unpack_w4a16
+from chord_jit.formats.w4a16 import PackedW4A16, pack_w4a16, require_layout, unpack_w4a16
 from chord_jit.jit.counters import Counters, counters
 from chord_jit.jit.warmup import WarmupReport
 from chord_jit.jit.warmup import warm_up as _build_all
@@ -59,8 +59,11 @@ def block_m_for(weight: PackedW4A16, expected_rows: float, *, swiglu: bool = Fal
     """Token tile that suits ``expected_rows`` rows per expert: the ``block_m`` to build a routing with.
 
     One routing serves gate/up and down: ask for the gate/up weight and pass the same routing on (``for_down``).
+    Raises ``InputError`` / ``InputTypeError`` for what is no packed weight or no count, ``UnsupportedDeviceError`` for a
+    weight on the CPU.
     """
-    facts = device.facts(weight.data.get_device())
+    require_layout(weight)
+    facts = device.facts(weight.place[0])
     problem = _indexed.FAMILY.problem(
         facts, weight.experts, weight.n, weight.k, expected_rows, interleaved=weight.interleaved, swiglu=swiglu
     )
@@ -74,18 +77,18 @@ def warm_up(
 
     ``problems``: of any family (``families.indexed.FAMILY.problem(...)``, ``.deployment(...)``). ``jobs``: compiler
     processes, default all cores. ``progress(done, total, spec)``. After it, the same problems neither compile nor load
-    during a call, so they can be captured in a CUDA graph.
+    during a call, so they can be captured in a CUDA graph. A kernel that fails is in the report and stops no other.
     """
-    specs, loads = {}, []
+    wanted = []
     for problem in problems:
         owner = family(problem.family)
         schedule = owner.schedule(problem)
-        specs[owner.spec(problem, schedule)] = None
-        loads.append((owner, problem, schedule))
-    report = _build_all(list(specs), jobs=jobs, progress=progress)
+        wanted.append((owner.spec(problem, schedule), owner, problem, schedule))
+    report = _build_all([spec for spec, *_ in wanted], jobs=jobs, progress=progress)
     if device.present():
         index = torch.cuda.current_device()
-        for owner, problem, schedule in loads:
-            if problem.facts == device.facts(index):
+        failed = {spec for spec, _ in report.errors}
+        for spec, owner, problem, schedule in wanted:
+            if spec not in failed and problem.facts == device.facts(index):
                 owner.prepare(problem, schedule, index)
     return report

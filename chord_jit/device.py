@@ -46,13 +46,13 @@ def target(arch: str) -> DeviceFacts:
 
 @lru_cache(maxsize=None)
 def facts(index: int) -> DeviceFacts:
-    """Facts of CUDA device ``index``. Raises ``UnsupportedDeviceError`` where chord_jit has no kernels for it."""
+    """Facts of CUDA device ``index``, -1 being the CPU. Raises ``UnsupportedDeviceError`` where chord_jit has no kernels for it."""
     import torch
 
-    if not torch.cuda.is_available():
+    if index < 0 or not torch.cuda.is_available():
         raise UnsupportedDeviceError(
-            "run a kernel", "a CUDA device must be present", {"device": index},
-            "use the functions of chord_jit.reference on the CPU, or warm_up(..., arch=) to compile for another machine",
+            "run a kernel", "a CUDA device must be present and hold the tensors", {"device": index},
+            "use chord_jit.reference on the CPU, or warm up problems of device.target(arch) to compile for another machine",
         )
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)

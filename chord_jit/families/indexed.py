@@ -12,7 +12,7 @@ from chord_jit import device, knobs
 from chord_jit.device import DeviceFacts
 from chord_jit.families import indexed_problem
 from chord_jit.families.indexed_problem import IndexedProblem
-from chord_jit.families.indexed_refusals import check_hint, refuse_call, refuse_out, weights_fit
+from chord_jit.families.indexed_refusals import check_hint, check_shape, refuse_call, refuse_out, weights_fit
 from chord_jit.formats.w4a16_layout import LAYOUT_VERSION, PackedW4A16
 from chord_jit.jit import engine, slots
 from chord_jit.jit.launch import Launch, resident_clusters
@@ -56,7 +56,9 @@ class IndexedFamily:
         self, facts: DeviceFacts, experts: int, n: int, k: int, expected_rows: float, *,
         block_m: int = 0, interleaved: bool = False, swiglu: bool = False, weighted: bool = False,
     ) -> IndexedProblem:
-        """The problem of a call, with the architecture's dequantisation."""
+        """The problem of a call, with the architecture's dequantisation. Raises ``InputError`` / ``InputTypeError``."""
+        check_shape(experts, n, k)
+        check_hint(expected_rows)
         dequant = indexed_problem.dequant_for(facts.arch)
         return IndexedProblem(facts, experts, n, k, expected_rows, block_m, interleaved, swiglu, weighted, dequant)
 
@@ -103,6 +105,8 @@ class IndexedFamily:
             or not out.is_contiguous() or out.data_ptr() % 16
         ):  # fmt: skip
             refuse_out(out, shape, x.device)
+        if expected_rows is not None:
+            check_hint(expected_rows)
         if checked:
             check_values(routing)
         if shape[0] == 0:
@@ -123,8 +127,6 @@ class IndexedFamily:
 
     def _plan(self, key: tuple) -> _Plan:
         index, n, k, experts, interleaved, swiglu, weighted, rows, global_experts, block_m, expected_rows, _ = key
-        if expected_rows is not None:
-            check_hint(expected_rows)
         problem = self.problem(
             device.facts(index), experts, n, k, rows / global_experts if expected_rows is None else expected_rows,
             block_m=block_m, interleaved=interleaved, swiglu=swiglu, weighted=weighted,

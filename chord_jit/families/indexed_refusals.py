@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NoReturn
 
 import torch
@@ -10,8 +9,10 @@ import torch
 from chord_jit.errors import ChordInternalError, InputError, InputTypeError
 from chord_jit.formats.w4a16_layout import PackedW4A16, require_layout
 from chord_jit.routing.indexed import IndexedRouting, check_trusted
+from chord_jit.routing.indexed.contract import INT32_MAX
 
 _ASKED = "run indexed W4A16"
+_CHOOSE = "choose a kernel for indexed W4A16"
 
 
 def weights_fit(topk_weights: torch.Tensor, routing: IndexedRouting, index: int) -> bool:
@@ -59,13 +60,22 @@ def refuse_call(x: torch.Tensor, weight: PackedW4A16, routing: IndexedRouting, s
     raise ChordInternalError(_ASKED, "a refused call must break a rule", {"x": list(x.shape), "routing": routing}, "report this call")
 
 
+def check_shape(experts: int, n: int, k: int) -> None:
+    """Refuse an expert's weight that no padding serves: ``InputError``."""
+    if experts < 1 or n < 8 or n % 8 or k < 32 or k % 32:
+        raise InputError(
+            _CHOOSE, "experts must be 1 or more, N a positive multiple of 8, K a positive multiple of 32",
+            {"experts": experts, "N": n, "K": k}, "cut the layer over fewer ranks, or pad the weight with rows of code 8",
+        )
+
+
 def check_hint(expected_rows: float) -> None:
     """Refuse rows per expert that are no count: ``InputTypeError`` or ``InputError``."""
     if not isinstance(expected_rows, (int, float)) or isinstance(expected_rows, bool):
-        raise InputTypeError(_ASKED, "expected_rows must be a number", {"expected_rows": repr(expected_rows)}, "pass rows per expert")
-    if not 0 <= expected_rows < math.inf:
+        raise InputTypeError(_CHOOSE, "expected_rows must be a number", {"expected_rows": repr(expected_rows)}, "pass rows per expert")
+    if not 0 <= expected_rows <= INT32_MAX:
         raise InputError(
-            _ASKED, "expected_rows must be finite and not negative", {"expected_rows": expected_rows}, "pass rows per expert, or None"
+            _CHOOSE, "expected_rows must lie in 0..2^31-1", {"expected_rows": expected_rows}, "pass rows per expert, or None"
         )
 
 

@@ -28,8 +28,6 @@ class IndexedRouting:
     parallelism). ``global_experts``: experts of the whole model, at least ``experts``; 0, the default, stands for
     ``experts``. It only steers the choice of a schedule.
 
-    ``place``: the device index, the addresses of the three buffers, their capacity in ids and in blocks.
-
     ``place``: index of the device, addresses of the buffers, capacity and ``max_blocks``, as a launch takes them.
 
     Construction reads metadata alone: no synchronisation, legal under CUDA graph capture. Raises ``InputTypeError``
