@@ -72,7 +72,7 @@ def violations(problem: W4A16Problem, schedule: Schedule) -> list[str]:
     broken = []
     if schedule.bm not in (8, 16):
         broken.append(f"BM must be 8 or 16, got {schedule.bm}")
-    if problem.block_m and problem.block_m % schedule.bm:
+    elif problem.block_m and problem.block_m % schedule.bm:
         broken.append(f"BM must divide the routing's block_m, got BM={schedule.bm} and block_m={problem.block_m}")
     if schedule.bn < PANEL or schedule.bn % PANEL:
         broken.append(f"BN must be a multiple of {PANEL}, got {schedule.bn}")
