@@ -18,7 +18,9 @@ SM_COUNTS = (78, 114, 132, 148, 160)
 KIMI = {f"{name}{ranks}".upper(): Deployment(7168, 2048, 384, 8, **{name: ranks}) for name in ("ep", "tp") for ranks in (8, 16)}
 
 
-def problem(*, sms: int = 132, arch: str = "sm_90a", experts: int = 8, n: int = 1024, k: int = 4096, rows: float = 3.0, **flags) -> IndexedProblem:
+def problem(
+    *, sms: int = 132, arch: str = "sm_90a", experts: int = 8, n: int = 1024, k: int = 4096, rows: float = 3.0, **flags
+) -> IndexedProblem:
     """A problem that no table row serves, with every field open to a test."""
     return FAMILY.problem(replace(device.target(arch), sms=sms), experts, n, k, rows, **flags)
 

@@ -64,7 +64,7 @@ def test_block_m_is_free_until_a_routing_sets_it():
 
 
 @pytest.mark.parametrize("fields", [
-    dict(stages=2), dict(bm=16), dict(split=8), dict(bn=128, bk=256, stages=2, ctas=2), dict(bn=1024, bk=64), dict(bn=256, bk=128, stages=8),
+    dict(stages=2), dict(bm=16), dict(split=8), dict(bk=256, stages=2, ctas=2), dict(bn=1024, bk=64), dict(bn=256, bk=128, stages=8),
 ], ids=str)
 def test_the_edge_of_a_rule_is_legal(fields):
     assert check({}, fields) == []

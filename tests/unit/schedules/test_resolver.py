@@ -1,0 +1,167 @@
+"""Override, table, cost model: which one decides, and what an override may not do."""
+
+from dataclasses import asdict, replace
+from itertools import product
+
+import pytest
+
+from chord_jit import knobs
+from chord_jit.errors import ChordInternalError, OverrideError
+from chord_jit.families.indexed import FAMILY
+from chord_jit.schedules import resolver, table
+from chord_jit.schedules.cost import mma_cost
+from chord_jit.schedules.legality import violations
+from tests.unit.schedules.problems import problem, schedule
+
+FREE = problem()
+TILES = [schedule(8, 128, 512, 3), schedule(8, 256, 128, 3), schedule(16, 128, 512, 2), schedule(16, 512, 64, 4)]
+VARIABLES = {name: f"CHORD_W4A16_{name.upper()}" for name in ("bm", "bn", "bk", "cm", "cn", "stages", "split", "ctas")}
+
+
+def overrides(**fields) -> dict[str, str]:
+    return {VARIABLES[name]: str(value) for name, value in fields.items()}
+
+
+def resolve(costs=(1.0, 2.0, 3.0, 4.0), *, found=None, illegal=(), candidates=TILES):
+    """The choice among ``TILES`` at these costs; legality refuses ``illegal`` besides what it always refuses."""
+    prices = dict(zip(TILES, costs, strict=True))
+    return resolver.resolve(
+        FREE, table=lambda _: found, candidates=lambda _: candidates, cost=lambda _, one: prices[one],
+        violations=lambda asked, one: ["not today"] if one in illegal else violations(asked, one),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """One measured schedule for whatever is asked: no candidate, so only the table can have named it."""
+    row = schedule(16, 256, 128, 5)
+    assert violations(FREE, row) == [] and row not in FAMILY.candidates(FREE)
+    monkeypatch.setattr(table, "find", lambda *_, **__: row)
+    return row
+
+
+# -- who decides --------------------------------------------------------------------------------------------------------
+def test_the_table_comes_before_the_cost_model():
+    measured = schedule(8, 1024, 64, 2)
+    assert resolve(found=measured) == measured
+
+
+def test_an_illegal_row_is_passed_over():
+    assert resolve(found=TILES[3], illegal=TILES[3:]) == TILES[0]
+
+
+def test_the_cheapest_candidate_wins_wherever_it_stands():
+    for order in ((1, 2, 3, 4), (4, 1, 2, 3), (4, 3, 1, 2), (4, 3, 2, 1)):
+        assert resolve(order) == TILES[order.index(1)]
+
+
+def test_equal_costs_go_to_the_first_candidate():
+    assert resolve((2, 1, 1, 1)) == TILES[1] and resolve((1, 1, 1, 1)) == TILES[0]
+
+
+def test_no_candidate_at_all_is_our_fault_and_says_so():
+    with pytest.raises(ChordInternalError, match="must have a legal schedule"):
+        resolve(candidates=[])
+
+
+def test_an_override_comes_before_the_table():
+    with knobs.scope(**overrides(bm=16)):
+        assert resolve(found=TILES[0]) == TILES[2]
+    assert resolve(found=TILES[0]) == TILES[0]
+
+
+def test_an_override_that_no_candidate_has_is_laid_over_the_measured_schedule():
+    with knobs.scope(**overrides(stages=5)):
+        assert resolve(found=TILES[3]) == replace(TILES[3], stages=5)
+
+
+def test_without_a_row_it_is_laid_over_the_cheapest():
+    with knobs.scope(**overrides(stages=5)):
+        assert resolve((3, 1, 2, 4)) == replace(TILES[1], stages=5)
+
+
+def test_it_is_never_laid_over_an_illegal_row():
+    """Else the variables would be blamed for a rule that they do not break."""
+    with knobs.scope(**overrides(stages=4, split=2)):
+        assert resolve((1, 2, 3, 4), found=TILES[2], illegal=[TILES[2]]) == replace(TILES[0], stages=4, split=2)
+
+
+# -- the real family ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("field, value", [
+    (field, value) for field in VARIABLES for value in sorted({getattr(one, field) for one in FAMILY.candidates(FREE)})
+])
+def test_each_variable_alone_is_honoured(field, value):
+    with knobs.scope(**overrides(**{field: value})):
+        chosen = FAMILY.schedule(FREE)
+    agreeing = [one for one in FAMILY.candidates(FREE) if getattr(one, field) == value]
+    assert getattr(chosen, field) == value and violations(FREE, chosen) == []
+    assert mma_cost(FREE, chosen) <= 1.1 * min(mma_cost(FREE, one) for one in agreeing)
+
+
+@pytest.mark.parametrize("one", FAMILY.candidates(FREE)[::17], ids=str)
+def test_all_variables_together_name_one_schedule(one, measured):
+    fields = {name: value for name, value in asdict(one).items() if name != "kernel"}
+    with knobs.scope(**overrides(**fields)):
+        assert FAMILY.schedule(FREE) == one
+    assert FAMILY.schedule(FREE) == measured
+
+
+@pytest.mark.parametrize("bm, block_m", [(8, 0), (16, 0), (8, 24), (16, 48)])
+def test_the_token_tile_alone_is_enough(bm, block_m):
+    with knobs.scope(**overrides(bm=bm)):
+        assert FAMILY.schedule(replace(FREE, block_m=block_m)).bm == bm
+
+
+@pytest.mark.parametrize("stages", range(1, 41))
+def test_a_depth_is_honoured_or_refused_by_name(stages):
+    try:
+        with knobs.scope(**overrides(stages=stages)):
+            chosen = FAMILY.schedule(FREE)
+    except OverrideError as error:
+        assert error.values == {"CHORD_W4A16_STAGES": stages} and f"CHORD_W4A16_STAGES={stages}" in str(error)
+        if not 2 <= stages <= 16:
+            assert error.rule == f"STAGES must lie in 2..16, got {stages}"
+        else:
+            assert error.rule.startswith("shared memory must fit") and stages not in {one.stages for one in FAMILY.candidates(FREE)}
+    else:
+        assert 2 <= stages <= 16 and chosen.stages == stages and violations(FREE, chosen) == []
+
+
+REFUSED = {
+    "BN": (dict(bn=100), 0, "BN must be a multiple of 128, got 100"),
+    "BK": (dict(bk=100), 0, "BK must be a multiple of 64, got 100"),
+    "BM": (dict(bm=24), 0, "BM must be 8 or 16, got 24"),
+    "BM over block_m": (dict(bm=16), 8, "BM must divide the routing's block_m, got BM=16 and block_m=8"),
+    "BM beside block_m": (dict(bm=16), 24, "BM must divide the routing's block_m, got BM=16 and block_m=24"),
+    "CM": (dict(cm=2), 0, "CM and CN must be 1 (this kernel shares nothing by multicast), got CM=2, CN=1"),
+    "CN": (dict(cn=2), 0, "CM and CN must be 1 (this kernel shares nothing by multicast), got CM=1, CN=2"),
+    "SPLIT": (dict(split=9), 0, "SPLIT must lie in 1..8, got 9"),
+    "CTAS": (dict(ctas=3), 0, "CTAS must be 1 or 2, got 3"),
+    "warps": (dict(bn=128, bk=128), 0, "BN/128 * BK/64 must be 4 or 8 warps, got 2"),
+    "shared memory": (dict(bn=128, bk=512, stages=16), 0, "shared memory must fit 1 CTA(s) an SM, got"),
+    "two at once": (dict(bm=24, split=9), 0, "BM must be 8 or 16, got 24; SPLIT must lie in 1..8, got 9"),
+}
+
+
+@pytest.mark.parametrize("fields, block_m, rule", REFUSED.values(), ids=REFUSED)
+def test_an_illegal_override_names_variable_value_and_rule(fields, block_m, rule):
+    with knobs.scope(**overrides(**fields)), pytest.raises(OverrideError) as caught:
+        FAMILY.schedule(replace(FREE, block_m=block_m))
+    assert caught.value.rule.startswith(rule) and isinstance(caught.value, ValueError)
+    assert caught.value.values == {VARIABLES[name]: value for name, value in fields.items()} and caught.value.remedy
+    for name, value in fields.items():
+        assert f"{VARIABLES[name]}={value}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name, text", list(product(VARIABLES.values(), ["0", "-8", "x", "8.0", "1e1"])))
+def test_what_is_no_positive_integer_is_refused_when_it_is_read(name, text):
+    with pytest.raises(OverrideError) as caught, knobs.scope(**{name: text}):
+        pytest.fail("the value was taken")
+    assert caught.value.values == {name: repr(text)} and caught.value.rule in ("must be an integer", "must be at least 1")
+
+
+def test_a_refused_override_leaves_nothing_behind():
+    before = FAMILY.schedule(FREE)
+    with knobs.scope(**overrides(ctas=3)), pytest.raises(OverrideError):
+        FAMILY.schedule(FREE)
+    assert FAMILY.schedule(FREE) == before
