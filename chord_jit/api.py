@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 import torch
 
 from chord_jit import device
+from chord_jit.errors import InputTypeError
 from chord_jit.families import indexed as _indexed
-from chord_jit.families.base import family
+from chord_jit.families.base import FAMILIES, Family, family
 from chord_jit.formats.w4a16 import PackedW4A16, pack_w4a16, require_layout, unpack_w4a16
 from chord_jit.jit.counters import Counters, counters
 from chord_jit.jit.warmup import WarmupReport
@@ -73,22 +74,35 @@ def block_m_for(weight: PackedW4A16, expected_rows: float, *, swiglu: bool = Fal
 def warm_up(
     problems: Iterable[object], *, jobs: int | None = None, progress: Callable[[int, int, object], None] | None = None
 ) -> WarmupReport:
-    """Compile, and on a machine with a GPU load, every kernel that ``problems`` can ask for.
+    """Compile every kernel that ``problems`` can ask for, and load those made for the current GPU.
 
     ``problems``: of any family (``families.indexed.FAMILY.problem(...)``, ``.deployment(...)``). ``jobs``: compiler
     processes, default all cores. ``progress(done, total, spec)``. After it, the same problems neither compile nor load
-    during a call, so they can be captured in a CUDA graph. A kernel that fails is in the report and stops no other.
+    during a call on the device that was current, so they can be captured in a CUDA graph; repeat it for each device.
+    A kernel that fails is in the report and stops no other.
+
+    Raises ``InputTypeError`` for what is no problem, ``InputError`` for ``jobs`` below 1.
     """
     wanted = []
     for problem in problems:
-        owner = family(problem.family)
+        owner = _owner(problem)
         schedule = owner.schedule(problem)
         wanted.append((owner.spec(problem, schedule), owner, problem, schedule))
     report = _build_all([spec for spec, *_ in wanted], jobs=jobs, progress=progress)
-    if device.present():
-        index = torch.cuda.current_device()
+    here = device.current()
+    if here is not None:
         failed = {spec for spec, _ in report.errors}
         for spec, owner, problem, schedule in wanted:
-            if spec not in failed and problem.facts == device.facts(index):
-                owner.prepare(problem, schedule, index)
+            if spec not in failed and problem.facts == here:
+                owner.prepare(problem, schedule, torch.cuda.current_device())
     return report
+
+
+def _owner(problem: object) -> Family:
+    name = getattr(problem, "family", None)
+    if name not in FAMILIES:
+        raise InputTypeError(
+            "warm up", "each problem must be one of a family", {"type": type(problem).__name__, "families": ", ".join(FAMILIES)},
+            "make problems with FAMILY.problem(...) or FAMILY.deployment(...) of chord_jit.families.indexed",
+        )
+    return family(name)

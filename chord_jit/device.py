@@ -72,6 +72,16 @@ def facts(index: int) -> DeviceFacts:
     )
 
 
+def current() -> DeviceFacts | None:
+    """Facts of the current CUDA device; None without a GPU, and with one that chord_jit has no kernels for."""
+    import torch
+
+    try:
+        return facts(torch.cuda.current_device()) if present() else None
+    except UnsupportedDeviceError:
+        return None
+
+
 def present() -> bool:
     """Whether a CUDA device can be used in this process."""
     import torch

@@ -55,16 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, folder: Path) -> int:
-    import torch
-
     from chord_jit import api
     from chord_jit.cli import demo_layer
     from chord_jit.formats.checkpoint import load_moe_layer
     from chord_jit.formats.synthetic import write_checkpoint
     from chord_jit.jit.roots import cache_root
 
-    gpu = device.present()
-    facts = device.facts(torch.cuda.current_device()) if gpu else device.target(arguments.arch)
+    here = device.current()
+    gpu, facts = here is not None, here or device.target(arguments.arch)
     with _step(f"writing a checkpoint of {arguments.experts} experts with compressed-tensors"):
         write_checkpoint(
             folder, hidden=arguments.hidden, intermediate=arguments.intermediate, experts=arguments.experts, top_k=arguments.top_k,
@@ -83,7 +81,7 @@ def _run(arguments: argparse.Namespace, folder: Path) -> int:
         errors = step.compare(step.run_kernels() if gpu else step.run_reference())
     checks = [Check("codes and scales = checkpoint", f"{arguments.experts} experts", float(wrong), 0.0)]
     checks += [Check(what, shape, error, bound) for (what, shape, bound), error in zip(step.stages(), errors, strict=True)]
-    _report(arguments, facts, checks, step.kernels(), report, _plain_words(gpu, facts, report, cache_root()))
+    _report(arguments, gpu, facts, checks, step.kernels(), report, _plain_words(gpu, facts, report, cache_root()))
     return 0 if all(check.passed for check in checks) else 1
 
 
@@ -102,16 +100,18 @@ def _plain_words(gpu: bool, facts: DeviceFacts, report, root: Path) -> str:
     if gpu:
         return f"Ran on {facts.name} ({facts.arch}). Kernels: {kept}."
     return (
-        f"This machine has no GPU that torch can use, so no kernel ran. The kernels were compiled for {facts.arch} ({kept}). Brought to a "
-        "machine with that GPU, that folder holds the entries it looks up: the keys are equal and nothing is compiled there. The numbers "
-        "above were computed with chord_jit.reference, rounded to BF16 where the kernels round."
+        f"This machine has no GPU that chord_jit has kernels for, so no kernel ran. The kernels were compiled for {facts.arch} ({kept}). "
+        f"Brought to a machine with an {facts.name}, that folder holds the entries it looks up: the keys are equal and nothing is compiled "
+        "there. The numbers above were computed with chord_jit.reference, rounded to BF16 where the kernels round."
     )
 
 
-def _report(arguments: argparse.Namespace, facts: DeviceFacts, checks: list[Check], kernels: list[dict], report, words: str) -> None:
+def _report(
+    arguments: argparse.Namespace, gpu: bool, facts: DeviceFacts, checks: list[Check], kernels: list[dict], report, words: str
+) -> None:
     if arguments.json:
         checked = [{**asdict(check), "passed": check.passed} for check in checks]
-        outcome = {"arch": facts.arch, "gpu": device.present(), "compiled": report.compiled, "hit": report.hit}
+        outcome = {"arch": facts.arch, "gpu": gpu, "compiled": report.compiled, "hit": report.hit}
         write(json.dumps({**outcome, "kernels": kernels, "checks": checked, "note": words}, indent=2))
         return
     from rich.table import Table

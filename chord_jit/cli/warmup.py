@@ -25,7 +25,7 @@ class Wanted:
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser("warmup", help="compile every kernel of a deployment before serving")
     parser.add_argument("config", metavar="CONFIG", help="a model's config.json, or the folder that holds it")
-    parser.add_argument("--arch", nargs="+", choices=sorted(TARGETS), help="targets; default: this machine's GPU, else sm_90a")
+    parser.add_argument("--arch", nargs="+", choices=sorted(TARGETS), help="targets; default: this machine's GPU if it is one, else sm_90a")
     parser.add_argument("--sms", type=int, help="SM count of the GPU that will serve; default: this one's, else the target's usual one")
     parser.add_argument("--tp", type=int, default=1, help="ranks that share each expert's neurons")
     parser.add_argument("--ep", type=int, default=1, help="ranks that share the experts")
@@ -66,9 +66,7 @@ def _positive(name: str, value: int | None) -> None:
 
 def _facts(arguments: argparse.Namespace) -> list[DeviceFacts]:
     """The GPUs to compile for. The SM count steers the choice of schedules alone: a cubin serves every one."""
-    import torch
-
-    here = device.facts(torch.cuda.current_device()) if device.present() else device.target("sm_90a")
+    here = device.current() or device.target("sm_90a")
     chosen = [here if arch == here.arch else device.target(arch) for arch in arguments.arch or (here.arch,)]
     return [replace(facts, sms=arguments.sms) for facts in chosen] if arguments.sms else chosen
 

@@ -1,0 +1,3 @@
+from tests.toy.fixtures import fake, place
+
+__all__ = ["fake", "place"]
