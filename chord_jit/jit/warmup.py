@@ -38,8 +38,8 @@ def warm_up(
     ``jobs``: compiling processes at once (default: the cores this process may use). ``progress(done, total, spec)`` is
     called in the calling thread after each kernel. A kernel that fails does not stop the others; it is in the report.
     """
-    if jobs is not None and jobs < 1:
-        raise InputError("warm up", "jobs must be at least 1", {"jobs": jobs}, "leave jobs out to use every core of this process")
+    if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
+        raise InputError("warm up", "jobs must be an int of at least 1", {"jobs": jobs}, "leave jobs out to use every core of this process")
     wanted = list(dict.fromkeys(specs))
     started = time.perf_counter()
     origins: list[str] = []

@@ -47,8 +47,8 @@ def test_compiles_happen_elsewhere_and_see_no_gpu(fake):
     assert 1 <= len(set(pids)) <= 2
 
 
-@pytest.mark.parametrize("jobs", [0, -1])
-def test_jobs_below_one(fake, jobs):
+@pytest.mark.parametrize("jobs", [0, -1, 1.5, "2"])
+def test_jobs_that_are_no_number_of_processes(fake, jobs):
     with pytest.raises(InputError, match=f"jobs={jobs}"):
         warm_up(SPECS, jobs=jobs)
 
