@@ -146,16 +146,24 @@ def _folders() -> Iterator[Check]:
     from chord_jit.jit import roots
 
     for name, folder, variable in (("cache", roots.cache_root(), "CHORD_CACHE_DIR"), ("locks", roots.lock_root(), "CHORD_LOCK_DIR")):
-        if _writable(folder):
-            yield Check(name, "ok", f"{folder}, writable")
+        problem = _unusable(folder)
+        if problem:
+            yield Check(name, "missing", problem, f"set {variable} to a folder that this user alone can write")
         else:
-            yield Check(name, "missing", f"{folder} cannot be written", f"set {variable} to a folder that this user can write")
+            yield Check(name, "ok", f"{folder}, writable")
 
 
-def _writable(folder: Path) -> bool:
-    """Whether files can be made in ``folder``, or the folder itself where it is not there yet. Makes nothing."""
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
-    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+def _unusable(folder: Path) -> str:
+    """Why nothing can be kept in ``folder``, by the rules of the cache; empty where it can be. Makes nothing."""
+    from chord_jit.jit import files
+
+    existing = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    try:
+        if existing == folder:
+            files.check_folder(folder)
+    except (OSError, files.Untrusted) as problem:
+        return str(problem)
+    return "" if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK) else f"{folder} cannot be written"
 
 
 def _overrides() -> Check:

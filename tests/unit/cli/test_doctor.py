@@ -8,6 +8,8 @@ import pytest
 
 from chord_jit import cli, knobs
 from chord_jit.cli import doctor
+from chord_jit.jit import schema
+from chord_jit.jit.store import Store
 
 #: Variables that break one part of the toolchain, the part, and what the remedy must hold.
 BROKEN = (
@@ -40,6 +42,18 @@ def test_what_is_missing_is_named_with_its_remedy(variables, part, remedy, capsy
     assert code == 1 and not report["ok"]
     assert check["state"] == "missing" and remedy in check["remedy"]
     assert any(value in check["found"] for value in variables.values())
+
+
+@pytest.mark.filterwarnings("ignore::chord_jit.jit.notices.CacheWarning")
+def test_a_cache_that_others_can_write_is_not_called_usable(tmp_path, capsys):
+    """The cache itself would read nothing from it."""
+    root = tmp_path / "cache" / schema.STORE_FOLDER
+    root.mkdir(parents=True)
+    for mode, code in ((0o775, 1), (0o700, 0)):
+        root.chmod(mode)
+        with knobs.scope(CHORD_CACHE_DIR=str(tmp_path / "cache")):
+            assert examine(capsys)[0] == code
+            assert Store(root).usable() == (code == 0)
 
 
 @pytest.mark.parametrize("package", ["no_such_package", "no_such_package.part"])
