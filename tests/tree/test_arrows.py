@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 #: Packages of the extras, and the heavy ones a process may never need: never imported at the top of a module.
-ONLY_WHERE_USED = {"compressed_tensors", "transformers", "matplotlib", "triton", "humming", "pynvml"}
+ONLY_WHERE_USED = {"compressed_tensors", "transformers", "matplotlib", "triton", "humming"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
