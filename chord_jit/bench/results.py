@@ -10,6 +10,7 @@ from pathlib import Path
 
 from chord_jit import assets, schedules
 from chord_jit.bench import targets
+from chord_jit.bench.cases import CASES
 from chord_jit.errors import InputError
 
 SCHEMA = 1
@@ -48,6 +49,9 @@ def doubts(result: Mapping) -> list[str]:
     found = []
     if result["case_set"] not in PUBLISHED:
         found.append(f"the {result['case_set']} cases are no deployment")
+    absent = [case.name for case in CASES.get(result["case_set"], ()) if case.name not in {row["case"] for row in result["rows"]}]
+    if absent:
+        found.append(f"cases left out: {', '.join(absent)}")
     if result["peer"] is None:
         found.append("no peer, not evidence")
     if result["commit"] == "unknown":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 
+from chord_jit.bench.cases import CASES
+
 _SPREAD = {"p10": 100.0, "p90": 110.0, "samples": 100}
 
 
@@ -32,11 +34,13 @@ def row(tokens: int = 20, layer: str = "ep8_gate_up", **changes) -> dict:
 
 
 def result(*rows: dict, **changes) -> dict:
+    """A run of these rows, or of every case of its set."""
     made = {
         "schema": 1, "case_set": "decode", "date": "2026-11-30T05:00:00+00:00", "gpu": "NVIDIA H200", "torch": "2.11.0", "cuda": "13.0",
         "clocks": {"driver": "580.1", "max_sm_mhz": 1980, "memory_mhz": 3201, "power_limit_w": 700.0},
         "peer": {"name": "humming-kernels", "version": "0.1.20"}, "commit": "0123456789abcdef", "command": "chord bench --cases decode",
         "override": "", "flush": "write", "reader_bar": {"bytes": 760_000_000, "us": 180.0, "form": "bulk"}, "tree_hash": "ab" * 32,
-        "rows": list(rows) or [row()],
     }
-    return copy.deepcopy({**made, **changes})
+    made |= changes
+    made["rows"] = list(rows) or changes.get("rows") or [row(case.draw.tokens, case.layer.name) for case in CASES[made["case_set"]]]
+    return copy.deepcopy(made)

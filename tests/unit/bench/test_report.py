@@ -59,6 +59,7 @@ def test_terminal_table_holds_the_doubts():
         ({"case_set": "smoke"}, "smoke"),
         ({"override": "CHORD_W4A16_BM=8"}, "overridden"),
         ({"flush": "read"}, "not by write"),
+        ({"case_set": "tp8", "rows": [fixture.row(1, "tp8_gate_up")]}, "cases left out: tp8_gate_up_2, tp8_gate_up_4,"),
         ({"reader_bar": None}, "void"),
         ({"reader_bar": {"bytes": 760_000_000, "us": 186.0, "form": "bulk"}}, "4.09 TB/s"),
     ],
@@ -72,7 +73,7 @@ def test_the_page_shows_command_commit_and_every_case():
     page = document.performance({"decode": fixture.result(fixture.row(), LOSING)})
     for text in ("chord bench --cases decode", "0123456789ab", "580.1", "ep8_gate_up_20", "ep8_gate_up_8", "img/decode.png", "misses"):
         assert text in page
-    assert "Not evidence" not in page
+    assert "Not evidence: cases left out" in page and "Not evidence" not in document.performance({"decode": fixture.result()})
     assert "**Not evidence: no peer" in document.performance({"decode": fixture.result(peer=None)})
 
 
