@@ -146,11 +146,12 @@ class IndexedFamily:
         if launch is None:
             shape = mma_shape(problem, schedule)
             kernel = engine.load(kernel_spec, index, shape.shared_bytes)
-            slots.prepare(index)
             clusters = problem.facts.sms * schedule.ctas // schedule.split
-            if schedule.split > 1:
-                # Clusters do not tile the GPCs of every part; one that waits for a second wave would cost a whole tile.
-                clusters = min(clusters, resident_clusters(kernel.handle, shape.threads, schedule.split, shape.shared_bytes))
+            with torch.cuda.device(index):
+                slots.prepare(index)
+                if schedule.split > 1:
+                    # Clusters do not tile the GPCs of every part; one that waits for a second wave would cost a whole tile.
+                    clusters = min(clusters, resident_clusters(kernel.handle, shape.threads, schedule.split, shape.shared_bytes))
             grid = (clusters * schedule.split, 1, 1)
             launch = Launch(kernel.handle, grid, shape.threads, schedule.split, shape.shared_bytes, PARAMS)
             self._launches[key] = launch

@@ -1,0 +1,113 @@
+"""A GPU that is not there: tensors that say they lie on it, and a machine that writes launches down.
+
+The bytes lie in host memory, so a launch's addresses can be compared with the tensors' own; nothing computes.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from chord_jit import device
+from chord_jit.families import indexed
+from chord_jit.families.indexed import PARAMS
+from chord_jit.formats.w4a16 import PackedW4A16, allocate
+from chord_jit.jit import launch
+from chord_jit.routing.indexed import IndexedRouting, align_blocks
+from tests.unit.jit.fake_driver import FakeDriver
+
+H200 = device.target("sm_90a")
+#: The parameters by name, in the order of ``PARAMS``.
+NAMES = (
+    "x", "weight", "out", "row_weights", "ticket", "sorted_ids", "expert_ids", "padded", "id_capacity", "block_capacity", "routed_rows",
+    "top_k", "experts", "sub_blocks",
+)  # fmt: skip
+STREAM = 0x5157
+TICKET = 0x7000
+
+
+class OnGpu(torch.Tensor):
+    """A host tensor that says it lies on CUDA device ``index``."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    index = 0
+    device = property(lambda self: torch.device("cuda", self.index))
+    is_cuda = property(lambda self: True)
+
+    def get_device(self) -> int:
+        return self.index
+
+    def cpu(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def on_gpu(tensor: torch.Tensor, index: int = 0) -> OnGpu:
+    """The same bytes, said to lie on CUDA device ``index``."""
+    moved = tensor.as_subclass(OnGpu)
+    moved.index = index
+    return moved
+
+
+def bf16(*shape: int) -> OnGpu:
+    return on_gpu(torch.randn(*shape).bfloat16())
+
+
+def weight_of(experts: int, n: int, k: int, interleaved: bool = False, index: int = 0) -> PackedW4A16:
+    packed = allocate(experts, n, k, interleaved, "cpu")
+    return PackedW4A16(on_gpu(packed.data.random_(), index), n, k, experts, interleaved)
+
+
+def routing_of(tokens: int, top_k: int, block_m: int, experts: int, *, ranks: int = 1, index: int = 0) -> IndexedRouting:
+    """A random routing over ``experts * ranks`` experts, the first ``experts`` of which are local."""
+    ids = torch.rand(tokens, experts * ranks).argsort(1)[:, :top_k]
+    here = torch.arange(experts * ranks, dtype=torch.int32)
+    made = align_blocks(ids, block_m, experts, expert_map=torch.where(here < experts, here, -1) if ranks > 1 else None)
+    buffers = (on_gpu(made.sorted_ids, index), on_gpu(made.expert_ids, index), on_gpu(made.num_tokens_padded, index))
+    return IndexedRouting(*buffers, top_k, block_m, made.routed_rows, experts, made.global_experts)
+
+
+class Machine:
+    """``loads``: spec, device and shared memory of each kernel loaded. ``guards``: devices made current, in order."""
+
+    def __init__(self):
+        self.driver = FakeDriver(PARAMS.size)
+        self.current, self.loads, self.guards, self.slots = 0, [], [], []
+
+    @property
+    def calls(self) -> list[dict[str, int]]:
+        """The parameters of every launch, by name."""
+        return [dict(zip(NAMES, PARAMS.unpack(seen.arguments), strict=True)) for seen in self.driver.launches]
+
+    def load(self, spec, index, shared_bytes):
+        self.loads.append((spec, index, shared_bytes))
+        return SimpleNamespace(handle=0x1000 + len(self.loads))
+
+    def address(self, index, stream):
+        self.slots.append((index, stream, self.current))
+        return TICKET
+
+    @contextmanager
+    def guard(self, index):
+        before, self.current = self.current, index
+        self.guards.append(index)
+        yield
+        self.current = before
+
+
+@pytest.fixture
+def machine(monkeypatch) -> Machine:
+    """A machine with two H200s, device 0 being current, on which nothing was prepared yet."""
+    machine = Machine()
+    monkeypatch.setattr(device, "facts", lambda index: H200)
+    monkeypatch.setattr(launch, "driver", machine.driver)
+    monkeypatch.setattr(indexed.engine, "load", machine.load)
+    monkeypatch.setattr(indexed.slots, "prepare", lambda index: machine.slots.append((index, None, machine.current)))
+    monkeypatch.setattr(indexed.slots, "address", machine.address)
+    monkeypatch.setattr(torch.cuda, "device", machine.guard)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: machine.current, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM + index, raising=False)
+    return machine

@@ -1,0 +1,228 @@
+"""An indexed call from its tensors to the driver: what is packed, what is remembered, what is asked again."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from chord_jit import knobs
+from chord_jit.errors import CaptureError, InputError, LaunchError, OverrideError
+from chord_jit.families import indexed
+from chord_jit.families.indexed import FAMILY, IndexedFamily
+from chord_jit.schedules.legality import mma_shape
+from chord_jit.schedules.schedule import Schedule
+from tests.unit.families.fake_gpu import H200, STREAM, TICKET, bf16, machine, on_gpu, routing_of, weight_of
+
+__all__ = ["machine"]
+
+TOKENS, TOP_K, EXPERTS, N, K = 6, 3, 8, 256, 192
+WHOLE = Schedule("w4a16_mma", 8, 128, 256, 2)
+SPLIT = Schedule("w4a16_mma", 8, 128, 256, 2, split=3)
+
+
+@pytest.fixture
+def family(machine) -> IndexedFamily:
+    """A family that has made no call yet."""
+    return IndexedFamily()
+
+
+@pytest.fixture
+def call() -> dict:
+    """The arguments of a good call."""
+    return dict(
+        x=bf16(TOKENS, K), weight=weight_of(EXPERTS, N, K), routing=routing_of(TOKENS, TOP_K, 16, EXPERTS), swiglu=False, topk_weights=None,
+        expected_rows=None, checked=False, out=bf16(TOKENS * TOP_K, N),
+    )  # fmt: skip
+
+
+def forced(schedule: Schedule):
+    """Within the block, this schedule is what every problem gets."""
+    fields = {name: value for name, value in asdict(schedule).items() if name != "kernel"}
+    return knobs.scope(**{f"CHORD_W4A16_{name.upper()}": str(value) for name, value in fields.items()})
+
+
+# -- what the kernel is told --------------------------------------------------------------------------------------------
+def test_every_parameter_is_the_tensors_own(machine, family, call):
+    assert family.run(**call) is call["out"]
+    routing = call["routing"]
+    (told,) = machine.calls
+    assert told == {
+        "x": call["x"].data_ptr(), "weight": call["weight"].data.data_ptr(), "out": call["out"].data_ptr(), "row_weights": 0,
+        "ticket": TICKET, "sorted_ids": routing.sorted_ids.data_ptr(), "expert_ids": routing.expert_ids.data_ptr(),
+        "padded": routing.num_tokens_padded.data_ptr(), "id_capacity": routing.sorted_ids.numel(),
+        "block_capacity": -(-routing.sorted_ids.numel() // 16), "routed_rows": 18, "top_k": 3, "experts": 8,
+        "sub_blocks": 16 // dict(machine.loads[0][0].config)["kBM"],
+    }  # fmt: skip
+    assert machine.driver.launches[0].stream == STREAM
+
+
+@pytest.mark.parametrize("shape", [(TOKENS, TOP_K), (TOKENS * TOP_K,)], ids=str)
+def test_routing_weights_are_passed_and_make_another_kernel(machine, family, call, shape):
+    weights = on_gpu(torch.rand(*shape))
+    family.run(**call)
+    family.run(**{**call, "topk_weights": weights})
+    assert [told["row_weights"] for told in machine.calls] == [0, weights.data_ptr()]
+    assert [dict(spec.config)["kWeighted"] for spec, *_ in machine.loads] == [False, True]
+
+
+def test_swiglu_halves_the_output(machine, family, call):
+    fused = {**call, "weight": weight_of(EXPERTS, N, K, interleaved=True), "swiglu": True, "out": bf16(TOKENS * TOP_K, N // 2)}
+    family.run(**fused)
+    assert dict(machine.loads[0][0].config)["kSwiglu"] is True
+    with pytest.raises(InputError, match=r"wanted=\[18, 128\]"):
+        family.run(**{**fused, "out": call["out"]})
+
+
+@pytest.mark.parametrize("block_m, bm, sub_blocks", [(8, 8, 1), (16, 16, 1), (16, 8, 2), (48, 16, 3), (128, 8, 16)])
+def test_a_block_of_the_routing_is_cut_into_token_tiles(machine, family, call, block_m, bm, sub_blocks):
+    with forced(replace(WHOLE, bm=bm)):
+        family.run(**{**call, "routing": routing_of(TOKENS, TOP_K, block_m, EXPERTS)})
+    assert machine.calls[0]["sub_blocks"] == sub_blocks
+
+
+@pytest.mark.parametrize("schedule, resident, grid, cluster", [
+    (WHOLE, 16, 132, 0), (replace(WHOLE, ctas=2), 16, 264, 0),
+    (SPLIT, 41, 123, 3), (SPLIT, 99, 132, 3), (replace(SPLIT, ctas=2), 99, 264, 3),
+], ids=str)
+def test_the_grid_fills_the_gpu_once(machine, family, call, schedule, resident, grid, cluster):
+    machine.driver.clusters = resident
+    with forced(schedule):
+        family.run(**{**call, "x": bf16(TOKENS, 1344), "weight": weight_of(EXPERTS, N, 1344)})
+    (seen,) = machine.driver.launches
+    (loaded,) = machine.loads
+    shape = mma_shape(FAMILY.problem(H200, EXPERTS, N, 1344, 1.0), schedule)
+    assert (seen.grid, seen.block, seen.cluster) == ((grid, 1, 1), (shape.threads, 1, 1), cluster)
+    assert seen.shared == loaded[2] == shape.shared_bytes
+    assert [query.cluster for _, query in machine.driver.queries] == ([schedule.split] if cluster else [])
+
+
+def test_a_cluster_that_the_gpu_cannot_hold_is_refused(machine, family, call):
+    machine.driver.clusters = 0
+    with forced(SPLIT), pytest.raises(LaunchError, match="at least one cluster"):
+        family.run(**{**call, "x": bf16(TOKENS, 1344), "weight": weight_of(EXPERTS, N, 1344)})
+    assert machine.driver.launches == []
+
+
+@pytest.mark.parametrize("current, guards", [(1, []), (0, [1])])
+def test_the_launch_happens_on_the_tensors_device(machine, family, current, guards):
+    machine.current = current
+    on_one = dict(
+        x=on_gpu(bf16(TOKENS, K), 1), weight=weight_of(EXPERTS, N, K, index=1), routing=routing_of(TOKENS, TOP_K, 16, EXPERTS, index=1),
+        swiglu=False, topk_weights=None, expected_rows=None, checked=False, out=on_gpu(bf16(TOKENS * TOP_K, N), 1),
+    )  # fmt: skip
+    family.run(**on_one)
+    assert machine.slots == [(1, None, 1), (1, STREAM + 1, 1)], "slots were prepared or taken while another device was current"
+    machine.guards.clear()
+    family.run(**on_one)
+    assert machine.guards == guards and machine.current == current
+    assert [index for _, index, _ in machine.loads] == [1] and [seen.stream for seen in machine.driver.launches] == [STREAM + 1] * 2
+
+
+# -- what is remembered -------------------------------------------------------------------------------------------------
+def test_a_warm_call_neither_chooses_nor_loads(machine, family, call, monkeypatch):
+    family.run(**call)
+    monkeypatch.setattr(family, "schedule", None)
+    monkeypatch.setattr(family, "prepare", None)
+    other = {**call, "x": bf16(TOKENS, K), "weight": weight_of(EXPERTS, N, K), "out": bf16(TOKENS * TOP_K, N)}
+    family.run(**other)
+    assert machine.calls[1]["x"] == other["x"].data_ptr() and machine.calls[1]["weight"] == other["weight"].data.data_ptr()
+    assert len(machine.loads) == 1
+
+
+CHANGES = {
+    "tokens": lambda call: dict(x=bf16(9, K), routing=routing_of(9, TOP_K, 16, EXPERTS), out=bf16(27, N)),
+    "ranks": lambda call: dict(routing=routing_of(TOKENS, TOP_K, 16, EXPERTS, ranks=4)),
+    "block_m": lambda call: dict(routing=routing_of(TOKENS, TOP_K, 8, EXPERTS)),
+    "hint": lambda call: dict(expected_rows=7.5),
+    "N": lambda call: dict(weight=weight_of(EXPERTS, 128, K), out=bf16(18, 128)),
+    "K": lambda call: dict(weight=weight_of(EXPERTS, N, 320), x=bf16(TOKENS, 320)),
+    "experts": lambda call: dict(weight=weight_of(9, N, K), routing=routing_of(TOKENS, TOP_K, 16, 9)),
+    "interleaved": lambda call: dict(weight=weight_of(EXPERTS, N, K, interleaved=True)),
+    "weighted": lambda call: dict(topk_weights=on_gpu(torch.rand(TOKENS, TOP_K))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_call_that_may_want_another_schedule_chooses_anew(machine, family, call, monkeypatch, change):
+    asked = []
+    monkeypatch.setattr(family, "schedule", lambda problem: asked.append(problem) or FAMILY.schedule(problem))
+    other = {**call, **change(call)}
+    for each in (call, other, call, other):
+        family.run(**each)
+    assert len(asked) == 2 and asked[0] != asked[1]
+
+
+def test_expected_rows_are_those_of_the_whole_model_unless_hinted(machine, family, call, monkeypatch):
+    asked = []
+    monkeypatch.setattr(family, "schedule", lambda problem: asked.append(problem) or FAMILY.schedule(problem))
+    family.run(**{**call, "routing": routing_of(TOKENS, TOP_K, 16, EXPERTS, ranks=4)})
+    family.run(**{**call, "expected_rows": 5})
+    assert [problem.expected_rows for problem in asked] == [18 / 32, 5]
+    assert {(problem.experts, problem.n, problem.k, problem.block_m) for problem in asked} == {(EXPERTS, N, K, 16)}
+
+
+def test_token_counts_share_a_kernel(machine, family):
+    weight = weight_of(EXPERTS, N, K)
+    with forced(WHOLE):
+        for tokens in range(1, 30):
+            family.run(
+                bf16(tokens, K), weight, routing_of(tokens, TOP_K, 8, EXPERTS), swiglu=False, topk_weights=None, expected_rows=None,
+                checked=False, out=bf16(tokens * TOP_K, N),
+            )  # fmt: skip
+    assert len(machine.loads) == 1 and [told["routed_rows"] for told in machine.calls] == [3 * tokens for tokens in range(1, 30)]
+
+
+def test_what_is_remembered_is_bounded(machine, family, call, monkeypatch):
+    monkeypatch.setattr(indexed, "_MAX_PLANS", 8)
+    for step in range(50):
+        family.run(**{**call, "expected_rows": step / 10})
+        assert len(family._plans) <= 8
+    assert len(machine.driver.launches) == 50 and len(family._launches) <= 4
+
+
+def test_a_changed_knob_is_heard_by_the_next_call(machine, family, call):
+    family.run(**call)
+    with forced(replace(WHOLE, stages=3)):
+        family.run(**call)
+    family.run(**call)
+    stages = [dict(spec.config)["kStages"] for spec, *_ in machine.loads]
+    assert stages[1] == 3 and [seen.function for seen in machine.driver.launches] == [0x1001, 0x1002, 0x1001]
+
+
+# -- what stops a call --------------------------------------------------------------------------------------------------
+def test_zero_rows_launch_nothing(machine, family, call):
+    out = bf16(0, N)
+    assert family.run(**{**call, "x": bf16(0, K), "routing": routing_of(0, TOP_K, 16, EXPERTS), "out": out}) is out
+    assert machine.driver.launches == machine.loads == machine.slots == []
+
+
+def test_an_illegal_override_stops_the_call_and_the_next_one_works(machine, family, call):
+    with knobs.scope(CHORD_W4A16_SPLIT="9"), pytest.raises(OverrideError, match="CHORD_W4A16_SPLIT=9"):
+        family.run(**call)
+    assert machine.loads == machine.driver.launches == []
+    family.run(**call)
+    assert len(machine.driver.launches) == 1
+
+
+def test_a_cold_call_under_capture_leaves_nothing_behind(machine, family, call, monkeypatch):
+    def refuse(*_):
+        raise CaptureError("load a kernel", "it must be loaded before", {}, "warm up")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(indexed.engine, "load", refuse)
+        for _ in range(2):
+            with pytest.raises(CaptureError):
+                family.run(**call)
+    assert machine.driver.launches == []
+    family.run(**call)
+    assert len(machine.loads) == len(machine.driver.launches) == 1
+
+
+def test_a_used_up_slot_pool_stops_the_launch(machine, family, call, monkeypatch):
+    def refuse(*_):
+        raise CaptureError("take a ticket slot", "every site holds one", {}, "raise CHORD_CAPTURE_SLOTS")
+
+    monkeypatch.setattr(indexed.slots, "address", refuse)
+    with pytest.raises(CaptureError):
+        family.run(**call)
+    assert machine.driver.launches == []
