@@ -2,7 +2,7 @@
 //
 // Tile: kBM token rows x kPanels * 128 outputs, K streamed in stages of kStageBlocks * 64.
 // Roles: one producer warp (of a warpgroup that gives its registers away) fills a ring of kStages stages by bulk copies:
-//   packed weight blocks (evict-first) and the tile's activation rows (evict-last), all counted on one mbarrier.
+//   packed weight blocks and the tile's activation rows (evict-last), all counted on one mbarrier.
 //   Consumer warps split the stage by K (and by panel), so the fragments of the activations serve a whole 128-row block;
 //   partial sums meet in shared memory at the end of a tile.
 // Shared memory: [stages: blocks | rows] [reduction] [cluster receive] [records] [barriers] [zero row].
@@ -58,6 +58,11 @@ struct W4A16Mma {
 
   // Halves in the last wave pay where a tile is long; a short one is mostly its two ends.
   static constexpr bool kHalves = kSplit == 1 && kPanels == 1 && kTileStages >= 8;
+
+  // L2 hints of the weights. Evict-first keeps a stream from sweeping L2, but where L2 is full of dirty lines their write-back
+  // then drags along the whole launch: a long stream sends its first two L2 sizes through at normal priority instead.
+  static constexpr int64_t kTileBytes = int64_t(kPanels) * kBlocks * kBlockBytes;
+  static constexpr int64_t kLongStream = int64_t(256) << 20, kSweep = int64_t(128) << 20;
 
   static constexpr int kRowPitch = kStageBlocks * 128 + 16;  // +16: rows of an ldmatrix fall into different banks
   static constexpr int kWeightBytes = kWarps * kBlockBytes;
@@ -142,6 +147,7 @@ struct W4A16Mma {
     const int workers = gridDim.x / kSplit;
     int ticket = blockIdx.x / kSplit;
     const LastWave wave(Rows::count(p.routing, first.padded) * kTilesN, workers, kHalves);
+    const int swept = wave.tickets * kTileBytes > kLongStream ? static_cast<int>(kSweep / kTileBytes) : 0;
     auto rows = kHalves && wave.whole == 0 ? first.half : first.whole;
     const int begin = first_stage(rank()), end = first_stage(rank() + 1);
     Cursor cursor;
@@ -166,7 +172,7 @@ struct W4A16Mma {
         if (count > 0) {
           wait(empty(cursor.stage), cursor.phase ^ 1);
           if (k == begin) announce(record(cursor), panel, piece.half, count, id);
-          fill(cursor.stage, k, count, weight, row);
+          fill(cursor.stage, k, count, weight, row, ticket < swept ? kEvictNormal : kEvictFirst);
           cursor.advance();
         }
       }
@@ -189,7 +195,8 @@ struct W4A16Mma {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void fill(int stage, int k, int count, const uint8_t* weight, const __nv_bfloat16* row) {
+  __device__ __forceinline__ void fill(int stage, int k, int count, const uint8_t* weight, const __nv_bfloat16* row,
+                                       uint64_t hint) {
     const int blocks = kBlocks % kStageBlocks == 0 ? kStageBlocks : min(kStageBlocks, kBlocks - k * kStageBlocks);
     const int depth = Config::kK % (kStageBlocks * 64) == 0 ? kStageBlocks * 64 : min(kStageBlocks * 64, Config::kK - k * kStageBlocks * 64);
     uint8_t* memory = stage_memory(stage);
@@ -198,7 +205,7 @@ struct W4A16Mma {
       Barrier::arrive_and_expect_tx(barrier, kPanels * blocks * kBlockBytes + count * depth * 2);
       for (int i = 0; i < kPanels; ++i)
         bulk_copy(memory + i * kStageBlocks * kBlockBytes, weight + (int64_t(i) * kBlocks + k * kStageBlocks) * kBlockBytes,
-                  blocks * kBlockBytes, barrier, kEvictFirst);
+                  blocks * kBlockBytes, barrier, hint);
     }
     __syncwarp();
     if (lane < count)
