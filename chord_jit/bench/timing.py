@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ import torch
 Call = Callable[[], None]
 
 FLUSH_BYTES = 256 << 20
+#: Load before the first sample, for the clock to settle under the power limit.
+_SETTLE_SECONDS = 0.3
 _WARM_ROUNDS = 3
 
 
@@ -51,6 +54,7 @@ class WriteFlush:
 def interleave(calls: Mapping[str, Call], flush: Call, rounds: int) -> dict[str, Spread]:
     """Cold-L2 time of each call over ``rounds`` rounds; each round has its own order, so no call always follows the same one."""
     names, order = list(calls), random.Random(0)
+    _settle(calls, flush)
     pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in names}
     for _ in range(rounds + _WARM_ROUNDS):
         for name in order.sample(names, len(names)):
@@ -62,6 +66,15 @@ def interleave(calls: Mapping[str, Call], flush: Call, rounds: int) -> dict[str,
             pairs[name].append((start, end))
     torch.cuda.synchronize()
     return {name: Spread.of([1e3 * a.elapsed_time(b) for a, b in taken[_WARM_ROUNDS:]]) for name, taken in pairs.items()}
+
+
+def _settle(calls: Mapping[str, Call], flush: Call) -> None:
+    end = time.perf_counter() + _SETTLE_SECONDS
+    while time.perf_counter() < end:
+        for call in calls.values():
+            flush()
+            call()
+        torch.cuda.synchronize()
 
 
 def back_to_back(call: Call, launches: int) -> float:
