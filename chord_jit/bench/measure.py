@@ -19,6 +19,7 @@ from chord_jit.device import DeviceFacts
 from chord_jit.formats.w4a16 import PackedW4A16
 
 _SWEEP_ROUNDS = 16
+_SETTLE_SECONDS = 1.0
 _READER_BAR_ROUNDS = 60
 #: Variants whose energy is worth the better part of a second each.
 _ENERGY = ("reader", "ours", "ours_swiglu", "peer_best")
@@ -84,7 +85,7 @@ def measure(bench: Bench, case: Case, weights: Weights, peer: Peer | None) -> di
     form, _ = _fastest(forms)
     variants["reader"] = _Variant(readers[form], form=form)
     # Only the best reader takes turns with the kernels: seven readers among them would cool the GPU for everybody.
-    times = interleave({"reader": readers[form], **right}, bench.flush, bench.rounds)
+    times = interleave({"reader": readers[form], **right}, bench.flush, bench.rounds, _SETTLE_SECONDS)
     for name in ("reader", *right):
         record = variants[name].record
         record["us"] = asdict(times[name])

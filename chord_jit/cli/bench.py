@@ -19,7 +19,7 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser("bench", help="time the kernels against a read-only kernel and a peer, on a GPU")
     parser.add_argument("--cases", choices=CASE_SETS, default="decode", help="which set (default: %(default)s)")
     parser.add_argument("--tokens", type=int, nargs="+", default=[], metavar="N", help="only these token counts of the set")
-    parser.add_argument("--rounds", type=_positive, default=100, metavar="N", help="samples of each variant (default: %(default)s)")
+    parser.add_argument("--rounds", type=_positive, default=500, metavar="N", help="samples of each variant (default: %(default)s)")
     parser.add_argument("--flush", choices=("write", "read"), default="write", help="how L2 is evicted; read runs are no evidence")
     parser.add_argument("--schedule", metavar="TEXT", help="force this schedule, e.g. 'w4a16_mma 16x128x512 s3'; such a run is no evidence")
     parser.add_argument("--no-peer", action="store_true", help="leave the peer out; such a run is no evidence")

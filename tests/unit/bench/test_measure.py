@@ -58,7 +58,7 @@ class StandInPeer:
         return StandInCall(us, out, self._wanted, factor)
 
 
-def known_times(calls, flush, rounds: int) -> dict[str, Spread]:
+def known_times(calls, flush, rounds: int, settle: float = 0.0) -> dict[str, Spread]:
     return {name: Spread.of([call.us] * rounds) for name, call in calls.items()}
 
 

@@ -38,15 +38,13 @@ def clock(monkeypatch):
 
     monkeypatch.setattr(timing.torch.cuda, "Event", Event)
     monkeypatch.setattr(timing.torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(timing, "_SETTLE_SECONDS", 0.0)
     return clock
 
 
 def test_the_load_settles_before_the_first_sample(clock, monkeypatch):
     seconds = iter([0.0, 0.1, 0.2, 0.3])
-    monkeypatch.setattr(timing, "_SETTLE_SECONDS", 0.25)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(seconds))
-    interleave({"a": clock.work("a", 0.1)}, clock.work("flush", 1.0), rounds=1)
+    interleave({"a": clock.work("a", 0.1)}, clock.work("flush", 1.0), rounds=1, settle=0.25)
     assert clock.log == ["flush", "a"] * (2 + timing._WARM_ROUNDS + 1)
 
 

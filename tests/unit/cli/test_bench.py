@@ -31,10 +31,10 @@ def test_the_case_sets_are_those_of_the_table():
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        ((), "chord bench --cases decode --rounds 100"),
+        ((), "chord bench --cases decode --rounds 500"),
         (
             ("--tokens", "1", "20", "--no-peer", "--commit", "abc", "--out", "/somewhere"),
-            "chord bench --cases decode --tokens 1 20 --rounds 100 --no-peer",
+            "chord bench --cases decode --tokens 1 20 --rounds 500 --no-peer",
         ),
         (
             ("--cases", "tp8", "--rounds", "7", "--flush", "read", "--schedule", "w4a16_mma 8x128x512 s3", "--no-energy"),
