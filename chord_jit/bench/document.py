@@ -17,8 +17,8 @@ files measured other kernels than the tree holds. Every row is shown, losing row
 - **peer default**, **peer best**: the peer's own choice of configuration, and the fastest of all that it ever chooses for the layer.
 - Each sample overwrites 256 MB first, so L2 is cold and dirty; the variants of a case take turns, medians are shown. A
   sample holds about 3.5 us of launch and event cost, the reader's too.
-- **error**: relative L2 over all outputs against FP64, without and with fused SwiGLU. **mJ**: energy of one call, from 0.7 s of
-  calls in a row; good to about 10 %.
+- **error**: relative L2 over all outputs against FP64, without and with fused SwiGLU. **in a row**: 0.7 s of calls
+  back to back, without a flush, at the clock that the power limit then leaves; **mJ**: their energy, good to about 10 %.
 - Differences below 3 % between two runs mean nothing: the GPU sits at its power limit.
 
 To repeat it, with the `bench` extra installed:

@@ -47,9 +47,12 @@ def _errors(row: Mapping) -> str:
     return " / ".join(f"{error:.2e}" for error in found if error is not None)
 
 
-def _energy(row: Mapping) -> str:
-    found = [_field(row, name, "sustained", "mj") for name in ("ours", "peer_best", "reader")]
-    return " / ".join(_number(mj, 0) for mj in found)
+def _sustained(field: str, digits: int) -> Callable[[Mapping], str]:
+    def show(row: Mapping) -> str:
+        found = [_field(row, name, "sustained", field) for name in ("ours", "peer_best", "reader")]
+        return " / ".join(_number(value, digits) for value in found)
+
+    return show
 
 
 def status(row: Mapping) -> str:
@@ -81,7 +84,8 @@ COLUMNS = (
     Column("peer default us", lambda row: _number(_TIME(row, "peer_default"))),
     Column("peer best us", lambda row: _number(targets.peer_best(row))),
     Column("peer best / ours", lambda row: _quotient(targets.peer_best(row), _TIME(row, "ours"))),
-    Column("mJ ours / peer / reader", _energy),
+    Column("in a row, us ours / peer / reader", _sustained("us", 1)),
+    Column("mJ ours / peer / reader", _sustained("mj", 0)),
     Column("error", _errors),
     Column("verdict", status),
 )
