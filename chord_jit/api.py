@@ -45,8 +45,8 @@ def indexed(
     Returns ``out``. FP32 accumulation; the same inputs and schedule give the same bits every time. Zero rows launch
     nothing. The default dequantisation on Hopper is exact for activations below 2^67 and outputs above 2^-60;
     smaller outputs lose bits and flush to zero, larger activations make their row non-finite, as non-finite ones do, and
-    touch no other row (measured in ``docs/kernels/w4a16_mma.md``). Runs on the current stream of the tensors' device; a warm call neither allocates (with
-    ``out=``) nor synchronises, and can be captured.
+    touch no other row (measured in ``docs/kernels/w4a16_mma.md``). Runs on the current stream of the tensors' device; a
+    warm call neither allocates (with ``out=``) nor synchronises, and can be captured.
 
     Raises ``InputError`` / ``InputTypeError`` before any launch, ``OverrideError`` for an illegal ``CHORD_W4A16_*``,
     ``CaptureError`` for a cold call inside CUDA graph capture.
