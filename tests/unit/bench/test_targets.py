@@ -39,20 +39,11 @@ def test_every_rule_applies_to_a_full_row_and_it_passes():
         ("ours_swiglu", {"error": 2.51e-3}, "error of ours_swiglu"),
         ("reader", {"us": fixture.times(176.0)}, "share of the reader"),
         ("peer_best", {"us": fixture.times(208.0)}, "peer's best / ours"),
-        ("ours_swiglu", {"us": fixture.times(192.5)}, "SwiGLU fused / unfused"),
+        ("ours_swiglu", {"us": fixture.times(186.5)}, "SwiGLU fused / unfused"),
     ],
 )
 def test_a_rule_that_is_missed_is_the_only_one(variant, fields, rule):
     assert missed(changed(variant, **fields)) == [rule]
-
-
-def test_fused_within_the_spread_of_unfused_is_no_slower():
-    row = fixture.row()
-    ours = row["variants"]["ours"]["us"]
-    half = (ours["p90"] - ours["p10"]) / 2
-    assert half > 0
-    assert missed(changed("ours_swiglu", us=fixture.times(ours["median"] + 0.99 * half))) == []
-    assert missed(changed("ours_swiglu", us=fixture.times(ours["median"] + 1.01 * half))) == ["SwiGLU fused / unfused"]
 
 
 def test_slow_host_is_a_miss():
