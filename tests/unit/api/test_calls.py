@@ -81,11 +81,12 @@ def test_the_package_offers_what_the_api_lists():
 # -- block_m_for --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rows", [0, 0.4, 3.0, 9.0, 30.0, 500])
 @pytest.mark.parametrize("interleaved, swiglu", [(False, False), (True, False), (True, True)])
-def test_the_block_size_is_the_token_tile_of_the_choice(machine, rows, interleaved, swiglu):
-    weight = weight_of(EXPERTS, 256, 256, interleaved)
-    problem = FAMILY.problem(H200, EXPERTS, 256, 256, rows, interleaved=interleaved, swiglu=swiglu)
-    assert chord_jit.block_m_for(weight, rows, swiglu=swiglu) == FAMILY.schedule(problem).bm
-    assert machine.loads == []
+def test_the_block_size_is_the_token_tile_of_the_choice(machine, monkeypatch, rows, interleaved, swiglu):
+    problem = FAMILY.problem(H200, EXPERTS, 256, 384, rows, interleaved=interleaved, swiglu=swiglu)
+    chosen, asked = FAMILY.schedule(problem), []
+    monkeypatch.setattr(FAMILY, "schedule", lambda one: asked.append(one) or chosen)
+    assert chord_jit.block_m_for(weight_of(EXPERTS, 256, 384, interleaved), rows, swiglu=swiglu) == chosen.bm
+    assert asked == [problem] and machine.loads == []
 
 
 def test_many_rows_take_the_tall_tile_and_the_override_is_heard(machine):

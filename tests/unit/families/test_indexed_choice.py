@@ -78,15 +78,13 @@ def test_h20_and_h100_and_b200_choose_for_themselves_among_the_same_kernels(sms)
 def test_a_deployment_needs_few_kernels(name):
     model = KIMI[name]
     asked = list(FAMILY.deployment(model, H200))
-    choose = cache(lambda one: FAMILY.schedule(one))
-    pairs = [(one, choose(replace(one, weighted=False))) for one in asked]  # routing weights steer no choice
+    pairs = [(one, FAMILY.schedule(one)) for one in asked]
     kernels = {FAMILY.spec(*pair) for pair in pairs}
     print(f"{name}: {len(kernels)} kernels for {len(asked)} problems")
     assert len(asked) == 3 * len(STEPS) and [text for pair in pairs for text in violations(*pair)] == []
     assert 3 <= len(kernels) <= MOST_KERNELS
     projections = {(one.n, one.k): (one.experts, one.interleaved, one.swiglu) for one in asked}
     assert projections == {model.gate_up: (model.local_experts, True, True), model.down: (model.local_experts, False, False)}
-    assert all(choose(replace(one, weighted=False)) == FAMILY.schedule(one) for one in asked[2::171])
 
 
 @pytest.mark.parametrize("ranks", [dict(tp=2), dict(ep=2)], ids=str)

@@ -1,6 +1,7 @@
 """Ticket slots: one for each stream, a new one for each captured launch site, and never one for two."""
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
@@ -48,6 +49,14 @@ def test_counters_are_zeroed_once_and_waited_for(torch):
     for _ in range(3):
         slots.prepare(0)
     assert torch.zeroed == [(8 * 16, 0)] and torch.waits == 1
+
+
+def test_threads_that_prepare_together_allocate_once(torch):
+    meeting = Barrier(2, timeout=20)
+    torch.cuda.is_current_stream_capturing = lambda: meeting.wait() < 0
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(slots.prepare, [0, 0]))
+    assert torch.zeroed == [(8 * 16, 0)]
 
 
 def test_the_pool_is_as_large_as_the_knob_says(torch):

@@ -110,9 +110,11 @@ def test_a_tile_of_16_rows_reads_the_weights_once_where_8_read_them_twice():
     assert mma_cost(lone, schedule(16)) == pytest.approx(mma_cost(lone, schedule(8)), rel=0.05)
 
 
-def test_a_shallow_ring_is_dearer():
-    asked = problem(experts=48, n=4096, k=7168, rows=8.0)
-    assert mma_cost(asked, schedule(bk=256, stages=2)) > mma_cost(asked, schedule(bk=256, stages=6))
+def test_a_shallow_ring_and_short_copies_are_dearer():
+    asked = problem(experts=48, n=4096, k=7168, rows=100.0)  # so many tiles that only the stream counts
+    deep = schedule(bk=256, stages=3, ctas=2)
+    assert mma_cost(asked, replace(deep, stages=2)) > 1.05 * mma_cost(asked, deep)
+    assert mma_cost(asked, replace(deep, bn=256, bk=128)) > 1.05 * mma_cost(asked, deep)
 
 
 def test_the_largest_request_is_answered_at_once():
