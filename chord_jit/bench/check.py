@@ -14,11 +14,7 @@ _REFERENCE_BLOCK = 8
 
 def exact(weight: PackedW4A16, inputs: Inputs, *, swiglu: bool) -> torch.Tensor:
     """The FP64 result, float64 [routed rows, N or N/2]."""
-    routing = align_blocks(inputs.topk_ids, _REFERENCE_BLOCK, weight.experts)
-    return indexed(
-        inputs.x, weight, routing.sorted_ids, routing.expert_ids, routing.num_tokens_padded, top_k=routing.top_k,
-        block_m=routing.block_m, swiglu=swiglu,
-    )  # fmt: skip
+    return indexed(inputs.x, weight, align_blocks(inputs.topk_ids, _REFERENCE_BLOCK, weight.experts), swiglu=swiglu)
 
 
 def relative_l2(out: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -103,15 +103,10 @@ class DecodeStep:
         return routed.view(self.tokens, self.top_k, -1).to(widest).sum(1).to(dtype)
 
     def _gate_up(self, x: torch.Tensor) -> torch.Tensor:
-        return self._reference(x, self.weights.gate_up, self.routing, swiglu=True)
+        return reference(x, self.weights.gate_up, self.routing, swiglu=True)
 
     def _down(self, x: torch.Tensor) -> torch.Tensor:
-        return self._reference(x, self.weights.down, self.routing.for_down(), topk_weights=self.topk_weights)
-
-    @staticmethod
-    def _reference(x, weight, routing, **keywords) -> torch.Tensor:
-        buffers = (routing.sorted_ids, routing.expert_ids, routing.num_tokens_padded)
-        return reference(x, weight, *buffers, top_k=routing.top_k, block_m=routing.block_m, **keywords)
+        return reference(x, self.weights.down, self.routing.for_down(), topk_weights=self.topk_weights)
 
 
 def differing_bits(folder: Path, weights: MoEWeights) -> int:

@@ -1,4 +1,4 @@
-"""The indexed MoE GEMM in plain torch and FP64, over the same routing tensors as the kernel."""
+"""The indexed MoE GEMM in plain torch and FP64, called as ``api.indexed`` is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from chord_jit.errors import InputError
 from chord_jit.formats.w4a16 import PackedW4A16, require_layout
 from chord_jit.reference.w4a16 import dequantize
+from chord_jit.routing.indexed import IndexedRouting
 
 _ASKED = "compute the indexed reference"
 
@@ -14,12 +15,8 @@ _ASKED = "compute the indexed reference"
 def indexed(
     x: torch.Tensor,
     weight: PackedW4A16,
-    sorted_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    num_tokens_padded: torch.Tensor,
+    routing: IndexedRouting,
     *,
-    top_k: int,
-    block_m: int,
     swiglu: bool = False,
     topk_weights: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -27,9 +24,8 @@ def indexed(
 ) -> torch.Tensor:
     """Row ``id`` of the result is row ``id // top_k`` of ``x`` times the weight of the expert whose block names ``id``.
 
-    ``x``: [M, K], any float dtype. ``sorted_ids``, ``expert_ids``, ``num_tokens_padded``: integers, as the contract of
-    ``IndexedRouting`` has them; only the first ``num_tokens_padded`` slots and their blocks are read.
-    ``swiglu``: gate rows first (logical order), result ``silu(gate) * up``, N/2 wide. ``topk_weights``: [M * top_k] or
+    ``x``: [M, K], any float dtype. ``routing``: as ``api.indexed`` takes it; only the first ``num_tokens_padded`` slots and
+    their blocks are read. ``swiglu``: gate rows first (logical order), result ``silu(gate) * up``, N/2 wide. ``topk_weights``: [M * top_k] or
     [M, top_k], multiplies row ``id`` last. ``variant``: ``exact`` or ``bf16`` weights, see ``dequantize``; sums and
     SwiGLU are FP64 in both. Returns float64 [M * top_k, N or N/2], or ``out``, which must have that shape and dtype:
     rows that no valid block names keep what ``out`` held, and are NaN without ``out``.
@@ -38,7 +34,7 @@ def indexed(
     and for an id or its expert that does not exist.
     """
     require_layout(weight)
-    rows, width = x.shape[0] * top_k, weight.n // 2 if swiglu else weight.n
+    top_k, rows, width = routing.top_k, x.shape[0] * routing.top_k, weight.n // 2 if swiglu else weight.n
     _check(x, weight, topk_weights, rows)
     if out is None:
         out = x.new_full((rows, width), float("nan"), dtype=torch.float64)
@@ -47,7 +43,7 @@ def indexed(
             _ASKED, "out must be float64 [M * top_k, N], half of N with swiglu",
             {"dtype": out.dtype, "shape": tuple(out.shape), "wanted": (rows, width)}, "let the function allocate it",
         )
-    every_id, owners = _valid_ids(sorted_ids, expert_ids, int(num_tokens_padded), block_m, rows, weight.experts)
+    every_id, owners = _valid_ids(routing, rows, weight.experts)
     for expert in owners.unique().tolist():
         ids = every_id[owners == expert]
         result = x[ids // top_k].double() @ dequantize(weight, expert, variant=variant).T
@@ -73,12 +69,11 @@ def _check(x: torch.Tensor, weight: PackedW4A16, topk_weights: torch.Tensor | No
         )
 
 
-def _valid_ids(
-    sorted_ids: torch.Tensor, expert_ids: torch.Tensor, slots: int, block_m: int, rows: int, experts: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _valid_ids(routing: IndexedRouting, rows: int, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Valid ids of the slots in use, and the expert of each; what lies past those slots is never looked at."""
-    ids = sorted_ids[:slots].long()
-    owners = expert_ids[: slots // block_m].long().repeat_interleave(block_m)[: ids.numel()]
+    slots = int(routing.num_tokens_padded)
+    ids = routing.sorted_ids[:slots].long()
+    owners = routing.expert_ids[: slots // routing.block_m].long().repeat_interleave(routing.block_m)[: ids.numel()]
     valid = ids < rows
     ids, owners = ids[valid], owners[valid]
     for name, values, limit in (("id", ids, rows), ("expert", owners, experts)):

@@ -50,10 +50,7 @@ class Work:
 
     def expected(self, variant: str = "exact") -> torch.Tensor:
         """float64, NaN in rows that no valid id names."""
-        return reference(
-            self.x, self.weight, self.routing.sorted_ids, self.routing.expert_ids, self.routing.num_tokens_padded,
-            top_k=self.routing.top_k, block_m=self.routing.block_m, swiglu=self.swiglu, topk_weights=self.topk_weights, variant=variant,
-        )  # fmt: skip
+        return reference(self.x, self.weight, self.routing, swiglu=self.swiglu, topk_weights=self.topk_weights, variant=variant)
 
 
 def build(case: Case, where: torch.device, seed: int, *, power: int = 0) -> Work:

@@ -32,9 +32,7 @@ def test_on_the_cpu_the_reference_is_named_and_works(host_call):
     with pytest.raises(InputError, match="one CUDA device") as caught:
         chord_jit.indexed(**host_call)
     assert "chord_jit.reference" in caught.value.remedy and caught.value.values == {"x": torch.device("cpu"), "weight": torch.device("cpu")}
-    routing = host_call["routing"]
-    buffers = (routing.sorted_ids, routing.expert_ids, routing.num_tokens_padded)
-    result = reference.indexed(host_call["x"], host_call["weight"], *buffers, top_k=routing.top_k, block_m=routing.block_m)
+    result = reference.indexed(**host_call)
     assert result.shape == (TOKENS * TOP_K, N) and bool(result.isfinite().all())
 
 

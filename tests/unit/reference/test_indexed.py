@@ -11,7 +11,7 @@ import torch
 from chord_jit.errors import InputError
 from chord_jit.formats.w4a16 import pack_w4a16
 from chord_jit.reference.indexed import indexed
-from chord_jit.routing.indexed import align_blocks
+from chord_jit.routing.indexed import IndexedRouting, align_blocks
 
 EXPERTS, N, K, BLOCK = 4, 24, 64, 8
 
@@ -23,6 +23,12 @@ def make(seed, tokens, *, interleave=False):
     scale = torch.pow(2.0, torch.randint(-3, 2, (EXPERTS, N, K // 32), generator=generator)).bfloat16()
     x = torch.randint(-8, 9, (tokens, K), generator=generator).bfloat16()
     return x, codes, scale, pack_w4a16(codes, scale, interleave=interleave)
+
+
+def route(sorted_ids, expert_ids, padded, rows, top_k=1):
+    """Routing of a host's own buffers for ``rows`` rows of activations."""
+    buffers = (torch.as_tensor(values, dtype=torch.int32) for values in (sorted_ids, expert_ids, padded))
+    return IndexedRouting(*buffers, top_k, BLOCK, rows * top_k, EXPERTS)
 
 
 def by_hand(x, codes, scale, expert):
@@ -43,7 +49,7 @@ def test_every_routed_row(seed, interleave):
     x, codes, scale, packed = make(seed, 5, interleave=interleave)
     topk_ids = torch.tensor([[0, 2], [2, -1], [2, 0], [0, 2], [-1, 2]])  # experts 1 and 3 get nothing
     routing = align_blocks(topk_ids, BLOCK, EXPERTS)
-    got = indexed(x, packed, routing.sorted_ids, routing.expert_ids, routing.num_tokens_padded, top_k=2, block_m=BLOCK)
+    got = indexed(x, packed, routing)
     assert got.dtype == torch.float64
     assert got.shape == (10, N)
     for row, expert in enumerate(topk_ids.flatten().tolist()):
@@ -59,9 +65,8 @@ def test_swiglu_and_routing_weights(seed, interleave):
     topk_ids = torch.tensor([[1, 3], [3, 0], [0, 1]])
     weights = torch.rand(3, 2) + 0.25
     routing = align_blocks(topk_ids, BLOCK, EXPERTS)
-    tensors = (routing.sorted_ids, routing.expert_ids, routing.num_tokens_padded)
-    got = indexed(x, packed, *tensors, top_k=2, block_m=BLOCK, swiglu=True, topk_weights=weights)
-    flat = indexed(x, packed, *tensors, top_k=2, block_m=BLOCK, swiglu=True, topk_weights=weights.flatten())
+    got = indexed(x, packed, routing, swiglu=True, topk_weights=weights)
+    flat = indexed(x, packed, routing, swiglu=True, topk_weights=weights.flatten())
     assert torch.equal(got, flat)
     for row, expert in enumerate(topk_ids.flatten().tolist()):
         want = [value * weights.flatten()[row].item() for value in silu_mul(by_hand(x[row // 2], codes, scale, expert))]
@@ -72,21 +77,20 @@ def test_the_bf16_variant_rounds_weights_only(seed):
     x, codes, scale, _ = make(seed, 2)
     scale = (torch.rand(scale.shape) + 0.5).bfloat16()
     packed = pack_w4a16(codes, scale)
-    ids = torch.tensor([0, 1] + [2] * 6, dtype=torch.int32)
-    got = indexed(x, packed, ids, torch.tensor([3]), torch.tensor(8), top_k=1, block_m=BLOCK, variant="bf16")
+    routing = route([0, 1] + [2] * 6, [3], 8, 2)
+    got = indexed(x, packed, routing, variant="bf16")
     weight = ((codes[3].float() - 8) * scale[3].float().repeat_interleave(32, dim=1)).bfloat16()
     assert torch.allclose(got, x.double() @ weight.double().T, rtol=1e-13, atol=0)
-    assert not torch.allclose(got, indexed(x, packed, ids, torch.tensor([3]), torch.tensor(8), top_k=1, block_m=BLOCK), rtol=1e-6)
+    assert not torch.allclose(got, indexed(x, packed, routing), rtol=1e-6)
 
 
 def test_what_no_valid_block_names_is_neither_read_nor_written(seed):
     x, codes, scale, packed = make(seed, 4)
     x[2:] = float("nan")  # rows 2 and 3 appear in no valid block
     garbage = [-5, 3, 2**31 - 1, -(2**31)]
-    sorted_ids = torch.tensor([1, 4, 4, 9, 4, 4, 4, 4] + [0] + [77] * 7 + garbage, dtype=torch.int32)
-    expert_ids = torch.tensor([3, 1, -99, 1 << 30], dtype=torch.int32)
+    routing = route([1, 4, 4, 9, 4, 4, 4, 4] + [0] + [77] * 7 + garbage, [3, 1, -99, 1 << 30], [16], 4)
     out = torch.full((4, N), 7.0, dtype=torch.float64)
-    got = indexed(x, packed, sorted_ids, expert_ids, torch.tensor([16], dtype=torch.int32), top_k=1, block_m=BLOCK, out=out)
+    got = indexed(x, packed, routing, out=out)
     assert got is out
     assert out[1].tolist() == by_hand(x[1], codes, scale, 3)
     assert out[0].tolist() == by_hand(x[0], codes, scale, 1)
@@ -95,29 +99,27 @@ def test_what_no_valid_block_names_is_neither_read_nor_written(seed):
 
 def test_a_block_that_the_capacity_cuts(seed):
     x, codes, scale, packed = make(seed, 2)
-    ids = torch.tensor([0] + [2] * 7 + [1], dtype=torch.int32)
-    got = indexed(x, packed, ids, torch.tensor([0, 2]), torch.tensor([16]), top_k=1, block_m=BLOCK)
+    got = indexed(x, packed, route([0] + [2] * 7 + [1], [0, 2], [16], 2))
     assert got[0].tolist() == by_hand(x[0], codes, scale, 0)
     assert got[1].tolist() == by_hand(x[1], codes, scale, 2)
 
 
 def test_nothing_to_do(seed):
     x, _, _, packed = make(seed, 2)
-    empty = torch.empty(0, dtype=torch.int32)
-    assert indexed(x[:0], packed, empty, empty, torch.tensor([0]), top_k=2, block_m=BLOCK).shape == (0, N)
-    assert indexed(x, packed, empty, empty, torch.tensor([0]), top_k=2, block_m=BLOCK, swiglu=True).isnan().all()
+    assert indexed(x[:0], packed, route([], [], [0], 0, top_k=2)).shape == (0, N)
+    assert indexed(x, packed, route([], [], [0], 2, top_k=2), swiglu=True).isnan().all()
 
 
-ONE = torch.tensor([0] + [9] * 7, dtype=torch.int32)
+ONE = [0] + [9] * 7
 REFUSED = {
     "K of x": ({"x": torch.ones(2, 32)}, "of the weight's K"),
     "vector x": ({"x": torch.ones(64)}, "must be"),
     "out dtype": ({"out": torch.ones(2, N)}, "float64"),
     "out shape": ({"out": torch.ones(2, N // 2, dtype=torch.float64)}, r"wanted=\(2, 24\)"),
     "routing weights": ({"topk_weights": torch.ones(3)}, "values=3, rows=2"),
-    "expert": ({"expert_ids": torch.tensor([4])}, "expert=4, limit=4"),
-    "expert -1": ({"expert_ids": torch.tensor([-1])}, "expert=-1"),
-    "negative id": ({"sorted_ids": torch.tensor([-3] + [9] * 7)}, "id=-3, limit=2"),
+    "expert": ({"routing": route(ONE, [4], [8], 2)}, "expert=4, limit=4"),
+    "expert -1": ({"routing": route(ONE, [-1], [8], 2)}, "expert=-1"),
+    "negative id": ({"routing": route([-3] + [9] * 7, [0], [8], 2)}, "id=-3, limit=2"),
     "variant": ({"variant": "fp8"}, "variant=fp8"),
 }
 
@@ -125,13 +127,13 @@ REFUSED = {
 @pytest.mark.parametrize("changes, says", REFUSED.values(), ids=REFUSED)
 def test_refused(seed, changes, says):
     x, _, _, packed = make(seed, 2)
-    arguments = {"x": x, "weight": packed, "sorted_ids": ONE, "expert_ids": torch.tensor([0]), "num_tokens_padded": torch.tensor([8])}
+    arguments = {"x": x, "weight": packed, "routing": route(ONE, [0], [8], 2)}
     with pytest.raises(InputError, match=says):
-        indexed(**{**arguments, "top_k": 1, "block_m": BLOCK, **changes})
+        indexed(**{**arguments, **changes})
 
 
 def test_another_layout_is_refused(seed):
     x, _, _, packed = make(seed, 2)
     other = dataclasses.replace(packed, layout_version=2)
     with pytest.raises(InputError, match="layout_version=2"):
-        indexed(x, other, ONE, torch.tensor([0]), torch.tensor([8]), top_k=1, block_m=BLOCK)
+        indexed(x, other, route(ONE, [0], [8], 2))
