@@ -40,7 +40,8 @@ def indexed(
     validates it and synchronises. ``swiglu``: apply SiLU(gate) * up in the epilogue; needs ``interleave=True`` at pack
     time. ``topk_weights``: FP32 [M, top_k], multiplied into each routed row before rounding. ``expected_rows``: rows
     per expert of this weight, a hint that steers the schedule only; default: routed rows / experts of the model.
-    ``out``: BF16 [M * top_k, N], or [M * top_k, N / 2] with ``swiglu``; rows that no valid id names are not written.
+    ``out``: BF16 [M * top_k, N], or [M * top_k, N / 2] with ``swiglu``, apart from ``x`` in memory; rows that no valid id
+    names are not written.
 
     Returns ``out``. FP32 accumulation; the same inputs and schedule give the same bits every time. Zero rows launch
     nothing. The default dequantisation on Hopper is exact for activations below 2^67 and outputs above 2^-60;

@@ -171,7 +171,7 @@ def _enqueue(
 
 def _fits(x: torch.Tensor, weight: PackedW4A16, routing: IndexedRouting, swiglu: bool, topk_weights: torch.Tensor | None) -> bool:
     """Whether a call keeps every rule; ``refuse_call`` says which one it breaks."""
-    if type(weight) is not PackedW4A16 or type(routing) is not IndexedRouting or not isinstance(x, torch.Tensor):
+    if not (isinstance(weight, PackedW4A16) and isinstance(routing, IndexedRouting) and isinstance(x, torch.Tensor)):
         return False
     index = weight.place[0]
     return (

@@ -79,7 +79,12 @@ def spills(problem: IndexedProblem, schedule: Schedule) -> bool:
 
 
 def choose(problem: IndexedProblem) -> Schedule:
-    """Override, table, cost model."""
+    """Override, table, cost model; memoised until a knob changes."""
+    return _choose(problem, knobs.generation)
+
+
+@lru_cache(maxsize=8192)
+def _choose(problem: IndexedProblem, generation: int) -> Schedule:
     return resolver.resolve(problem, table=_measured, candidates=candidates, violations=legality.violations, cost=cost.mma_cost)
 
 

@@ -14,6 +14,8 @@ from cuda.bindings import driver
 
 from chord_jit.errors import LaunchError
 
+_NO_CONTEXT = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+
 
 class _Frame:
     """One thread's launch configuration and argument buffer."""
@@ -41,10 +43,24 @@ def _configuration(grid: tuple[int, int, int], block: int, cluster: int, shared:
     return config
 
 
+def _adopt_context() -> None:
+    """Make the primary context of torch's current device current in this thread.
+
+    A thread that has made no CUDA call of its own has none, and a launch on the NULL stream takes the thread's.
+    """
+    import torch
+
+    device = driver.cuDeviceGet(torch.cuda.current_device())[1]
+    driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(device)[1])
+
+
 def resident_clusters(handle: int, block: int, cluster: int, shared: int) -> int:
     """Clusters of ``cluster`` CTAs of a loaded kernel that the current device runs at once. Raises ``LaunchError``."""
     config = _configuration((cluster, 1, 1), block, cluster, shared)
     status, clusters = driver.cuOccupancyMaxActiveClusters(driver.CUfunction(handle), config)
+    if status == _NO_CONTEXT:
+        _adopt_context()
+        status, clusters = driver.cuOccupancyMaxActiveClusters(driver.CUfunction(handle), config)
     if status or not clusters:
         raise LaunchError(
             "size a grid of clusters", "at least one cluster must fit the device",
@@ -57,7 +73,7 @@ class Launch:
     """A kernel bound to its grid, block, cluster and shared memory; calling it enqueues the kernel.
 
     ``handle``: CUkernel as an int. ``params``: the layout of the kernel's one ``__grid_constant__`` struct, 8-byte
-    fields first so that C and ``struct`` agree without padding. The context of the stream must be current.
+    fields first so that C and ``struct`` agree without padding. The device of the stream must be torch's current one.
     """
 
     def __init__(self, handle: int, grid: tuple[int, int, int], block: int, cluster: int, shared: int, params: struct.Struct):
@@ -77,6 +93,9 @@ class Launch:
             frame.config.hStream = driver.CUstream(stream)
             frame.stream = stream
         status = driver.cuLaunchKernelEx(frame.config, self._function, frame.pointers, 0)[0]
+        if status == _NO_CONTEXT:
+            _adopt_context()
+            status = driver.cuLaunchKernelEx(frame.config, self._function, frame.pointers, 0)[0]
         if status:
             self._refuse(status)
 

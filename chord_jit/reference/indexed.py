@@ -25,10 +25,10 @@ def indexed(
     """Row ``id`` of the result is row ``id // top_k`` of ``x`` times the weight of the expert whose block names ``id``.
 
     ``x``: [M, K], any float dtype. ``routing``: as ``api.indexed`` takes it; only the first ``num_tokens_padded`` slots and
-    their blocks are read. ``swiglu``: gate rows first (logical order), result ``silu(gate) * up``, N/2 wide. ``topk_weights``: [M * top_k] or
-    [M, top_k], multiplies row ``id`` last. ``variant``: ``exact`` or ``bf16`` weights, see ``dequantize``; sums and
-    SwiGLU are FP64 in both. Returns float64 [M * top_k, N or N/2], or ``out``, which must have that shape and dtype:
-    rows that no valid block names keep what ``out`` held, and are NaN without ``out``.
+    their blocks are read. ``swiglu``: gate rows first (logical order), result ``silu(gate) * up``, N/2 wide.
+    ``topk_weights``: [M * top_k] or [M, top_k], multiplies row ``id`` last. ``variant``: ``exact`` or ``bf16`` weights, see
+    ``dequantize``; sums and SwiGLU are FP64 in both. Returns float64 [M * top_k, N or N/2], or ``out``, which must have
+    that shape and dtype: rows that no valid block names keep what ``out`` held, and are NaN without ``out``.
 
     Dequantises one expert at a time and only experts that have rows. Raises ``InputError`` for shapes that do not fit
     and for an id or its expert that does not exist.

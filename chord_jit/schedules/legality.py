@@ -97,6 +97,8 @@ def _derived(problem: W4A16Problem, schedule: Schedule) -> list[str]:
         broken.append(f"BN must divide the padded output width, got BN={schedule.bn} and {shape.row_panels * PANEL} rows")
     if schedule.split > shape.tile_stages:
         broken.append(f"SPLIT must not exceed the stages of K, got SPLIT={schedule.split} and {shape.tile_stages} stages of {schedule.bk}")
+    if schedule.split > problem.facts.sms * schedule.ctas:
+        broken.append(f"SPLIT must not exceed the resident CTAs, got SPLIT={schedule.split} and {problem.facts.sms} SMs x {schedule.ctas}")
     if schedule.ctas * shape.warps > 8:
         broken.append(f"CTAS times warps must not exceed 8 (registers), got {schedule.ctas} * {shape.warps}")
     limit = min(problem.facts.shared_bytes, problem.facts.shared_per_sm // schedule.ctas - 1024)

@@ -44,7 +44,7 @@ def resolve(
     found = table(problem)
     if found is not None and violations(problem, found):
         found = None
-    if found is not None and not wanted:
+    if found is not None and all(getattr(found, field) == value for field, value in wanted.items()):
         return found
     legal = list(candidates(problem))
     if not legal:

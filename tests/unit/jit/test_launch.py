@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from cuda.bindings import driver
 
 from chord_jit.errors import LaunchError
@@ -104,6 +105,35 @@ def test_a_refused_launch_says_what_it_was(fake):
         new(2)(3, *VALUES[0])
     shown = {"status": "CUDA_ERROR_INVALID_VALUE", "grid": GRID, "block": 384, "cluster": 2, "shared_bytes": 169000}
     assert caught.value.values == shown and "CUDA_LAUNCH_BLOCKING" in caught.value.remedy
+
+
+@pytest.fixture
+def bare_thread(fake, monkeypatch):
+    """The fake driver refuses for want of a context until the primary context of device 1 is made current."""
+    fake.status = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+
+    def set_current(context: str) -> None:
+        assert context == "primary context of device 1"
+        fake.status = driver.CUresult.CUDA_SUCCESS
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    fake.cuDeviceGet = lambda index: (driver.CUresult.CUDA_SUCCESS, f"device {index}")
+    fake.cuDevicePrimaryCtxRetain = lambda device: (driver.CUresult.CUDA_SUCCESS, f"primary context of {device}")
+    fake.cuCtxSetCurrent = set_current
+    return fake
+
+
+def test_a_thread_without_a_context_gets_the_device_of_torch(bare_thread):
+    new()(0, *VALUES[0])
+    assert [seen.arguments for seen in bare_thread.launches] == [PARAMS.pack(*VALUES[0])] * 2  # the first was refused
+    bare_thread.status = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+    assert resident_clusters(0xABC, 384, 3, 150000) == bare_thread.clusters
+
+
+def test_a_context_that_cannot_be_had_is_a_refused_launch(bare_thread):
+    bare_thread.cuCtxSetCurrent = lambda context: None
+    with pytest.raises(LaunchError, match="CUDA_ERROR_INVALID_CONTEXT"):
+        new()(0, *VALUES[0])
 
 
 def test_after_a_refused_launch_the_next_one_works(fake):
