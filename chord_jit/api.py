@@ -9,16 +9,17 @@ import torch
 from chord_jit import device
 from chord_jit.errors import InputTypeError
 from chord_jit.families import indexed as _indexed
-from chord_jit.families.base import FAMILIES, Family, family
+from chord_jit.families.base import FAMILIES, Family, deployment_problems, family
 from chord_jit.formats.w4a16 import PackedW4A16, pack_w4a16, require_layout, unpack_w4a16
 from chord_jit.jit.counters import Counters, counters
 from chord_jit.jit.warmup import WarmupReport
 from chord_jit.jit.warmup import warm_up as _build_all
 from chord_jit.routing.indexed import IndexedRouting, align_blocks
+from chord_jit.schedules.deployment import Deployment
 
 __all__ = [
-    "Counters", "IndexedRouting", "PackedW4A16", "WarmupReport", "align_blocks", "block_m_for", "counters", "indexed", "pack_w4a16",
-    "unpack_w4a16", "warm_up",
+    "Counters", "Deployment", "IndexedRouting", "PackedW4A16", "WarmupReport", "align_blocks", "block_m_for", "counters", "indexed",
+    "pack_w4a16", "unpack_w4a16", "warm_up",
 ]  # fmt: skip
 
 
@@ -73,24 +74,27 @@ def block_m_for(weight: PackedW4A16, expected_rows: float, *, swiglu: bool = Fal
 
 
 def warm_up(
-    problems: Iterable[object], *, jobs: int | None = None, progress: Callable[[int, int, object], None] | None = None
+    problems: Deployment | Iterable[object], *, jobs: int | None = None, progress: Callable[[int, int, object], None] | None = None
 ) -> WarmupReport:
     """Compile every kernel that ``problems`` can ask for, and load those made for the current GPU.
 
-    ``problems``: of any family (``families.indexed.FAMILY.problem(...)``, ``.deployment(...)``). ``jobs``: compiler
-    processes, default all cores. ``progress(done, total, spec)``. After it, the same problems neither compile nor load
-    during a call on the device that was current, so they can be captured in a CUDA graph; repeat it for each device.
-    A kernel that fails is in the report and stops no other.
+    ``problems``: a deployment of a model (for the current GPU, or for sm_90a where there is none), or problems of any
+    family (``families.indexed.FAMILY.problem(...)``). ``jobs``: compiler processes, default all cores.
+    ``progress(done, total, spec)``. After it, the same problems neither compile nor load during a call on the device that
+    was current, so they can be captured in a CUDA graph; repeat it for each device. A kernel that fails is in the report
+    and stops no other.
 
     Raises ``InputTypeError`` for what is no problem, ``InputError`` for ``jobs`` below 1.
     """
+    here = device.current()
+    if isinstance(problems, Deployment):
+        problems = deployment_problems(problems, here or device.target("sm_90a"))
     wanted = []
     for problem in problems:
         owner = _owner(problem)
         schedule = owner.schedule(problem)
         wanted.append((owner.spec(problem, schedule), owner, problem, schedule))
     report = _build_all([spec for spec, *_ in wanted], jobs=jobs, progress=progress)
-    here = device.current()
     if here is not None:
         failed = {spec for spec, _ in report.errors}
         for spec, owner, problem, schedule in wanted:

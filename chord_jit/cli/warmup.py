@@ -36,6 +36,7 @@ def add_parser(subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compiles, and prints what was compiled, what was found and what failed. 1 when a kernel failed."""
     from chord_jit import api
+    from chord_jit.families.base import deployment_problems
     from chord_jit.formats.model_config import read_model_shape, require_int4_group32
     from chord_jit.schedules.deployment import Deployment
 
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_int4_group32(arguments.config)
     shape = read_model_shape(arguments.config)
     model = Deployment(shape.hidden, shape.moe_intermediate, shape.experts, shape.top_k, tp=arguments.tp, ep=arguments.ep)
-    problems = [problem for facts in _facts(arguments) for problem in _problems(model, facts)]
+    problems = [problem for facts in _facts(arguments) for problem in deployment_problems(model, facts)]
     kernels = _kernels(problems)
     with counting("kernels") as progress:
         report = api.warm_up(problems, jobs=arguments.jobs, progress=progress)
@@ -69,12 +70,6 @@ def _facts(arguments: argparse.Namespace) -> list[DeviceFacts]:
     here = device.current() or device.target("sm_90a")
     chosen = [here if arch == here.arch else device.target(arch) for arch in arguments.arch or (here.arch,)]
     return [replace(facts, sms=arguments.sms) for facts in chosen] if arguments.sms else chosen
-
-
-def _problems(model: object, facts: DeviceFacts) -> list[object]:
-    from chord_jit.families.base import FAMILIES, family
-
-    return [problem for name in FAMILIES for problem in family(name).deployment(model, facts)]
 
 
 def _kernels(problems: list[object]) -> list[Wanted]:

@@ -43,3 +43,8 @@ FAMILIES = {"indexed": "chord_jit.families.indexed"}
 def family(name: str) -> Family:
     """The family of that name. Raises ``KeyError`` for an unknown one."""
     return import_module(FAMILIES[name]).FAMILY
+
+
+def deployment_problems(model: Deployment, facts: DeviceFacts) -> list[object]:
+    """Every problem of every family that one deployment can ask for on a GPU of these facts."""
+    return [problem for name in FAMILIES for problem in family(name).deployment(model, facts)]

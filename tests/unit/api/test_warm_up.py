@@ -63,6 +63,24 @@ def test_a_kernel_that_fails_is_reported_and_not_loaded(loaded, monkeypatch, fak
     assert (report.compiled, report.failed) == (2, 1) and loaded == [(1, 1), (3, 1)]
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_deployment_is_asked_of_every_family(loaded, monkeypatch, gpu):
+    asked = []
+
+    def deployment(model, facts):
+        asked.append((model, facts))
+        return [Request(facts.arch, scale, facts) for scale in (1, 2)]
+
+    monkeypatch.setattr(base, "FAMILIES", {"toy": "tests.toy.family"})
+    monkeypatch.setattr(api, "FAMILIES", {"toy": "tests.toy.family"})
+    monkeypatch.setattr(toy.FAMILY, "deployment", deployment, raising=False)
+    monkeypatch.setattr(device, "present", lambda: gpu)
+    model = api.Deployment(1024, 512, 8, 2, ep=2)
+    report = api.warm_up(model)
+    assert asked == [(model, HERE)] and (report.compiled, report.failed) == (2, 0)
+    assert loaded == ([(1, 1), (2, 1)] if gpu else [])
+
+
 class _Here:
     """A pool that compiles in this process."""
 
