@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chord_jit.cli.console import console, write
-from chord_jit.errors import CacheError, InputError
+from chord_jit.errors import InputError
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+if TYPE_CHECKING:
+    from chord_jit.jit.store import Store
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,13 @@ def add_parser(subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Does one action on the root that ``CHORD_CACHE_DIR`` names. ``verify`` returns 1 when an entry is damaged."""
-    from chord_jit.jit.roots import cache_root
+    from chord_jit.jit.store import user_store
 
-    root = cache_root()
+    store = user_store()
+    root = store.root
     if arguments.action == "clear":
-        return _clear(root, arguments)
-    rows = list(_rows(root))
+        return _clear(store, arguments)
+    rows = list(_rows(store))
     damaged = sum(not row.whole for row in rows)
     if arguments.json:
         write(json.dumps({"root": str(root), "damaged": damaged, "entries": [vars(row) for row in rows]}, indent=2))
@@ -56,21 +57,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if damaged and arguments.action == "verify" else 0
 
 
-def _folders(root: Path) -> Iterator[Path]:
-    return (folder for folder in sorted(root.glob("??/*")) if _DIGEST.fullmatch(folder.name) and folder.is_dir())
+def _rows(store: Store) -> Iterator[Row]:
+    from chord_jit.jit.record import RECORD
 
-
-def _rows(root: Path) -> Iterator[Row]:
-    from chord_jit.jit.store import Store
-
-    store = Store(root)
-    for folder in _folders(root):
+    for folder in store.folders():
         entry = store.find(folder.name)
         size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
         if entry is None:
             yield Row(folder.name, False, "?", "?", "?", None, None, size)
             continue
-        key = json.loads((folder / "entry.json").read_bytes())["key"]
+        key = json.loads((folder / RECORD).read_bytes())["key"]
         config = " ".join(re.sub(r": \w+ = ", "=", line) for line in key["config"].splitlines())
         facts = entry.facts
         yield Row(folder.name, True, key["stem"], key["arch"], config, facts.get("registers"), facts.get("spill_bytes"), size)
@@ -88,27 +84,16 @@ def _show(root: Path, rows: list[Row]) -> None:
     console().print(table)
 
 
-def _clear(root: Path, arguments: argparse.Namespace) -> int:
-    folders = list(_folders(root))
+def _clear(store: Store, arguments: argparse.Namespace) -> int:
+    root, folders = store.root, list(store.folders())
     if not arguments.yes:
         raise InputError(
             f"clear {root}", "removing entries needs --yes", {"entries": len(folders)}, "look with chord cache list, then add --yes"
         )
     for folder in folders:
-        _remove(root, folder)
+        store.remove(folder)
     if arguments.json:
         write(json.dumps({"root": str(root), "removed": len(folders)}))
     else:
         console().print(f"{root}: removed {len(folders)} entries", soft_wrap=True)
     return 0
-
-
-def _remove(root: Path, folder: Path) -> None:
-    """Out of sight at once, then file by file: another process never meets half an entry."""
-    doomed = root / ".staging" / f"cleared.{uuid.uuid4().hex}"
-    try:
-        doomed.parent.mkdir(mode=0o700, exist_ok=True)
-        folder.rename(doomed)
-        shutil.rmtree(doomed)
-    except OSError as error:
-        raise CacheError(f"remove {folder}", "the entry must be removable", {"error": error}, "check who owns the folder") from None

@@ -4,23 +4,28 @@ Guaranteed: a reader sees a whole entry or none; every byte that is handed out w
 entry, and the entry against the key that was asked for; nothing is read that another user could have written. A
 published entry is on the disk: it survives a crash of the machine.
 Not guaranteed: that an entry once seen is still there; that writers of one key on different nodes see each other (each
-then keeps its own build). No function here raises because of the disk: the worst case is a compile that is not kept.
+then keeps its own build). Nothing that a call of a kernel does here raises because of the disk: the worst case is a compile
+that is not kept.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from chord_jit.errors import CacheError
 from chord_jit.jit import files, record, roots
 from chord_jit.jit.entry import Entry
 from chord_jit.jit.key import Key
 from chord_jit.jit.notices import once
 
 _STAGING, _BAD = ".staging", ".bad"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,21 @@ class Store:
             self._memory_only(problem)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+
+    def folders(self) -> Iterator[Path]:
+        """Every entry folder, whole or damaged, in the order of digests; nothing else that lies below the root."""
+        return (folder for folder in sorted(self.root.glob("??/*")) if _DIGEST.fullmatch(folder.name) and folder.is_dir())
+
+    def remove(self, folder: Path) -> None:
+        """Out of sight at once, then file by file: another process never meets half an entry. Raises ``CacheError``."""
+        doomed = self.root / _STAGING / f"cleared.{uuid.uuid4().hex}"
+        try:
+            # Not ``private_folder``: removing is the remedy for a cache that others could write, so it must work there.
+            doomed.parent.mkdir(mode=0o700, exist_ok=True)
+            folder.rename(doomed)
+            shutil.rmtree(doomed)
+        except OSError as error:
+            raise CacheError(f"remove {folder}", "the entry must be removable", {"error": error}, "check who owns the folder") from None
 
     def _folder(self, digest: str) -> Path:
         return self.root / digest[:2] / digest
