@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from chord_jit import device, knobs
-from chord_jit.cli.console import console, write
+from chord_jit.cli.console import bar, console, write
 
 CASE_SETS = ("decode", "tp8", "smoke")
 
@@ -77,13 +77,9 @@ def _positive(text: str) -> int:
 
 
 def _with_progress(request) -> dict:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
     from chord_jit.bench.run import run as run_cases
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with bar() as progress:
         task = progress.add_task("starting", total=len(request.cases))
         result = run_cases(request, lambda text, done, total: progress.update(task, description=text, completed=done, total=total))
         progress.update(task, description="measured", completed=len(request.cases))

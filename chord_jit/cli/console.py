@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 _QUIET_SECONDS = 3.0
 
@@ -24,6 +25,15 @@ def console() -> Console:
 def write(text: str) -> None:
     """One text and a line end to standard output, exactly as it is."""
     sys.stdout.write(text + "\n")
+
+
+def bar() -> Progress:
+    """A bar on standard error, to be entered: what is being done, how far it is, how long it took and will take."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))
 
 
 @contextmanager
@@ -46,10 +56,6 @@ def counting(title: str) -> Iterator[Callable[[int, int, object], None]]:
         yield line
         return
 
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with bar() as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total, item: progress.update(task, completed=done, total=total)

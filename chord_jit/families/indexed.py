@@ -36,10 +36,10 @@ _MAX_PLANS = 4096
 class _Plan:
     """What a warm call needs beyond its tensors."""
 
-    __slots__ = ("launch", "schedule", "sub_blocks")
+    __slots__ = ("launch", "sub_blocks")
 
-    def __init__(self, launch: Launch, schedule: Schedule, sub_blocks: int):
-        self.launch, self.schedule, self.sub_blocks = launch, schedule, sub_blocks
+    def __init__(self, launch: Launch, sub_blocks: int):
+        self.launch, self.sub_blocks = launch, sub_blocks
 
 
 class IndexedFamily:
@@ -132,7 +132,7 @@ class IndexedFamily:
             block_m=block_m, interleaved=interleaved, swiglu=swiglu, weighted=weighted,
         )  # fmt: skip
         schedule = self.schedule(problem)
-        plan = _Plan(self.prepare(problem, schedule, index), schedule, block_m // schedule.bm)
+        plan = _Plan(self.prepare(problem, schedule, index), block_m // schedule.bm)
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
         self._plans[key] = plan

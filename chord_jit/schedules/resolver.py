@@ -11,10 +11,8 @@ from chord_jit.schedules.schedule import Schedule
 
 _OVERRIDES = {
     "bm": "CHORD_W4A16_BM", "bn": "CHORD_W4A16_BN", "bk": "CHORD_W4A16_BK", "cm": "CHORD_W4A16_CM", "cn": "CHORD_W4A16_CN",
-    "stages": "CHORD_W4A16_STAGES", "split": "CHORD_W4A16_SPLIT",
-    "ctas": "CHORD_W4A16_CTAS",
+    "stages": "CHORD_W4A16_STAGES", "split": "CHORD_W4A16_SPLIT", "ctas": "CHORD_W4A16_CTAS",
 }  # fmt: skip
-
 
 #: Costs this close are one to the model.
 _TIE = 1.04
