@@ -90,8 +90,8 @@ def _choose(problem: IndexedProblem, generation: int) -> Schedule:
 
 def _measured(problem: IndexedProblem) -> Schedule | None:
     found = table.find(
-        "w4a16_mma", arch=problem.facts.arch, sms=problem.facts.sms, n=problem.n, k=problem.k, experts=problem.experts,
-        swiglu=problem.swiglu, rows=problem.expected_rows * problem.experts,
+        "w4a16_mma", arch=problem.facts.arch, sms=problem.facts.sms, layout="indexed", n=problem.n, k=problem.k,
+        experts=problem.experts, swiglu=problem.swiglu, rows=problem.expected_rows * problem.experts,
     )  # fmt: skip
     # A row is measured without routing weights; with them the same form may spill.
     return None if found is None or spills(problem, found) else found

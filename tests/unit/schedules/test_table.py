@@ -16,12 +16,19 @@ from tests.unit.schedules.problems import SM_COUNTS
 
 FOLDER = resources.files("chord_jit.schedules.tables")
 TABLES = {path.name.removesuffix(".json"): path for path in FOLDER.iterdir() if path.name.endswith(".json")}
-KEY = ("arch", "sms", "n", "k", "experts", "swiglu")
+KEY = ("arch", "sms", "layout", "n", "k", "experts", "swiglu")
 FIELDS = {*KEY, "rows_lo", "rows_hi", "schedule", "us", "at_rows", "commit", "gpu"}
 ROWS = [(kernel, row) for kernel, path in TABLES.items() for row in json.loads(path.read_text())["rows"]]
-EACH_ROW = pytest.mark.parametrize(
-    "kernel, row", ROWS, ids=[f"{kernel} {row['n']}x{row['k']} {row['swiglu']:d} {row['rows_lo']}-{row['rows_hi']}" for kernel, row in ROWS]
-)
+INDEXED = [(kernel, row) for kernel, row in ROWS if row["layout"] == "indexed"]
+
+
+def each(rows: list[tuple]):
+    """A test of each of these rows, by kernel, layout, shape and range."""
+    names = [f"{kernel} " + "{layout} {n}x{k} {swiglu:d} {rows_lo}-{rows_hi}".format(**row) for kernel, row in rows]
+    return pytest.mark.parametrize("kernel, row", rows, ids=names)
+
+
+EACH_ROW, EACH_INDEXED = each(ROWS), each(INDEXED)
 
 
 def key_of(row: dict) -> tuple:
@@ -29,7 +36,7 @@ def key_of(row: dict) -> tuple:
 
 
 def asked(row: dict, rows: int, **changes):
-    """The problem of ``row`` with ``rows`` routed rows on this rank."""
+    """The problem of an indexed ``row`` with ``rows`` routed rows on this rank."""
     facts = replace(device.target(row["arch"]), sms=row["sms"])
     fields = {"facts": facts, "experts": row["experts"], "n": row["n"], "k": row["k"], "expected_rows": rows / row["experts"], **changes}
     return FAMILY.problem(**fields, interleaved=row["swiglu"], swiglu=row["swiglu"])
@@ -40,26 +47,27 @@ def found(kernel: str, row: dict, rows: float, **changes) -> Schedule | None:
 
 
 def test_there_are_rows():
-    assert {kernel for kernel, _ in ROWS} == set(TABLES) and len(ROWS) >= 6
+    assert {"w4a16_mma", "w4a16_wgmma"} <= set(TABLES) and len(INDEXED) >= 6
 
 
 @EACH_ROW
 def test_a_row_is_complete_and_says_where_its_time_comes_from(kernel, row):
-    assert row.keys() == FIELDS
+    assert row.keys() == FIELDS and row["layout"] in table.LAYOUTS
     assert 0 <= row["rows_lo"] <= row["at_rows"] < row["rows_hi"] and row["us"] > 0
     assert row["gpu"] and len(row["commit"]) >= 7 and int(row["commit"], 16) >= 0
     target = device.target(row["arch"])
     assert row["gpu"] != target.name or row["sms"] == target.sms
 
 
-def test_rows_are_sorted_and_do_not_overlap():
-    for _, path in TABLES.items():
-        rows = json.loads(path.read_text())["rows"]
-        keys = [key_of(row) for row in rows]
-        assert keys == sorted(keys)
-        for _, same in groupby(rows, key_of):
-            for first, second in pairwise(same):
-                assert first["rows_hi"] <= second["rows_lo"], (first, second)
+@pytest.mark.parametrize("kernel", TABLES)
+def test_a_file_is_in_the_order_and_form_that_tables_have(kernel):
+    assert TABLES[kernel].read_text() == table.render(table.read(kernel))
+
+
+def test_one_problem_and_range_has_one_row_in_all_tables():
+    for _, same in groupby(sorted((row for _, row in ROWS), key=lambda row: (key_of(row), row["rows_lo"])), key_of):
+        for first, second in pairwise(same):
+            assert first["rows_hi"] <= second["rows_lo"], (first, second)
 
 
 @EACH_ROW
@@ -67,7 +75,7 @@ def test_a_row_is_found_over_its_range_and_nowhere_else(kernel, row):
     mine = Schedule(kernel, **row["schedule"])
     inside = [row["rows_lo"], row["rows_hi"] - 1, row["rows_hi"] - 0.01, row["at_rows"]]
     assert [found(kernel, row, rows) for rows in inside] == [mine] * 4
-    neighbours = [other for _, other in ROWS if key_of(other) == key_of(row) and other != row]
+    neighbours = [other for name, other in ROWS if name == kernel and key_of(other) == key_of(row) and other != row]
     for rows in (row["rows_lo"] - 1, row["rows_hi"]):
         if not any(other["rows_lo"] <= rows < other["rows_hi"] for other in neighbours):
             assert found(kernel, row, rows) is None
@@ -75,13 +83,13 @@ def test_a_row_is_found_over_its_range_and_nowhere_else(kernel, row):
 
 @EACH_ROW
 @pytest.mark.parametrize("change", [
-    dict(sms=114), dict(sms=78), dict(arch="sm_100a"), dict(n=8), dict(k=32), dict(experts=1025), dict(swiglu=2),
+    dict(sms=114), dict(sms=78), dict(arch="sm_100a"), dict(layout="none"), dict(n=8), dict(k=32), dict(experts=1025), dict(swiglu=2),
 ], ids=str)
 def test_a_row_serves_no_other_gpu_and_no_other_problem(kernel, row, change):
     assert found(kernel, row, row["at_rows"]) is not None and found(kernel, row, row["at_rows"], **change) is None
 
 
-@EACH_ROW
+@EACH_INDEXED
 def test_a_row_is_legal_on_every_sm_count_and_is_what_the_family_takes(kernel, row):
     chosen = Schedule(kernel, **row["schedule"])
     for sms in SM_COUNTS:
@@ -93,7 +101,7 @@ def test_a_row_is_legal_on_every_sm_count_and_is_what_the_family_takes(kernel, r
         assert FAMILY.schedule(asked(row, rows)) == chosen
 
 
-@EACH_ROW
+@EACH_INDEXED
 def test_a_row_that_the_block_size_forbids_is_passed_over(kernel, row):
     chosen = Schedule(kernel, **row["schedule"])
     problem = asked(row, row["at_rows"], block_m=8)
@@ -102,7 +110,7 @@ def test_a_row_that_the_block_size_forbids_is_passed_over(kernel, row):
     assert (other == chosen) == (chosen.bm == 8)
 
 
-@EACH_ROW
+@EACH_INDEXED
 def test_on_another_sm_count_the_cost_model_decides(kernel, row, monkeypatch):
     """A row that was measured on other hardware is as good as none."""
     problem = asked(row, row["at_rows"], facts=replace(device.target(row["arch"]), sms=114))
