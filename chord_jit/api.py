@@ -8,9 +8,10 @@ import torch
 
 from chord_jit import device
 from chord_jit.errors import InputTypeError
+from chord_jit.families import grouped as _grouped
 from chord_jit.families import indexed as _indexed
 from chord_jit.families.base import FAMILIES, Family, deployment_problems, family
-from chord_jit.formats.w4a16 import PackedW4A16, pack_w4a16, require_layout, unpack_w4a16
+from chord_jit.formats.w4a16 import PackedW4A16, pack_w4a16, pack_w4a16_grouped, require_layout, require_mode, unpack_w4a16
 from chord_jit.jit.counters import Counters, counters
 from chord_jit.jit.warmup import WarmupReport
 from chord_jit.jit.warmup import warm_up as _build_all
@@ -18,8 +19,8 @@ from chord_jit.routing.indexed import IndexedRouting, align_blocks
 from chord_jit.schedules.deployment import Deployment
 
 __all__ = [
-    "Counters", "Deployment", "IndexedRouting", "PackedW4A16", "WarmupReport", "align_blocks", "block_m_for", "counters", "indexed",
-    "pack_w4a16", "unpack_w4a16", "warm_up",
+    "Counters", "Deployment", "IndexedRouting", "PackedW4A16", "WarmupReport", "align_blocks", "block_m_for", "contiguous", "counters",
+    "indexed", "masked", "pack_w4a16", "pack_w4a16_grouped", "unpack_w4a16", "warm_up",
 ]  # fmt: skip
 
 
@@ -36,7 +37,8 @@ def indexed(
 ) -> torch.Tensor:
     """W4A16 GEMM of every routed row with its expert's weight: ``out[i] = x[i // top_k] @ W[expert of i].T``.
 
-    ``x``: BF16 [M, K], contiguous, 16-byte aligned. ``weight``: from ``pack_w4a16``, on the device of ``x``.
+    ``x``: BF16 [M, K], contiguous, 16-byte aligned. ``weight``: from ``pack_w4a16``, on the device of ``x``; one that
+    ``pack_w4a16_grouped`` made for another call is refused.
     ``routing``: which row goes to which expert (``docs/routing.md``); trusted unless ``checked``, which reads it back,
     validates it and synchronises. ``swiglu``: apply SiLU(gate) * up in the epilogue; needs ``interleave=True`` at pack
     time. ``topk_weights``: FP32 [M, top_k], multiplied into each routed row before rounding. ``expected_rows``: rows
@@ -58,14 +60,81 @@ def indexed(
     )
 
 
+def contiguous(
+    x: torch.Tensor,
+    weight: PackedW4A16,
+    m_indices: torch.Tensor | None = None,
+    *,
+    offsets: torch.Tensor | None = None,
+    swiglu: bool = False,
+    expected_rows: float | None = None,
+    checked: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """W4A16 GEMM of rows that lie together by expert: ``out[r] = x[r] @ W[expert of r].T``. Made for prefill.
+
+    ``x``: BF16 [m, K], contiguous, 16-byte aligned (TMA reads it). ``weight``: from ``pack_w4a16``, or from
+    ``pack_w4a16_grouped`` with mode ``contiguous``, on the device of ``x``. Exactly one of the two layouts
+    (``docs/routing.md``), trusted unless ``checked``, which reads it back, validates it and synchronises:
+
+    ``m_indices``: int32 [m], m a multiple of 128: the expert of each row. Rows of one expert are adjacent and padded to
+    blocks of 128; padding is -1. A block of padding alone may stand between experts and at the end.
+    ``offsets``: int64 [E + 1], exact prefix offsets without padding: expert e owns the rows ``[offsets[e], offsets[e + 1])``.
+
+    ``swiglu``: apply SiLU(gate) * up in the epilogue; needs ``interleave=True`` at pack time. ``expected_rows``: rows per
+    expert, a hint that steers the schedule only; default: m / E. ``out``: BF16 [m, N], or [m, N / 2] with ``swiglu``, apart
+    from ``x`` in memory.
+
+    Returns ``out``. Padding rows and the rows from ``offsets[-1]`` on are never written, and whatever they hold in ``x``,
+    NaN included, never influences another row. Weights are ``(code - 8) * scale`` rounded once to BF16, where the schedule
+    takes the WGMMA kernel; accumulation is FP32; the same inputs and schedule give the same bits every time. Zero rows
+    launch nothing. Runs on the current stream of the tensors' device; no count is read by the host; a warm call neither
+    allocates (with ``out=``) nor synchronises, and can be captured: a replay follows what the layout then holds.
+
+    Raises ``InputError`` / ``InputTypeError`` before any launch, ``OverrideError`` for an illegal ``CHORD_W4A16_*``,
+    ``CaptureError`` for a cold or a checked call inside CUDA graph capture.
+    """
+    return _grouped.FAMILY.contiguous(
+        x, weight, m_indices, offsets=offsets, swiglu=swiglu, expected_rows=expected_rows, checked=checked, out=out
+    )
+
+
+def masked(
+    x: torch.Tensor,
+    weight: PackedW4A16,
+    masked_m: torch.Tensor,
+    expected_m: int,
+    *,
+    swiglu: bool = False,
+    checked: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """W4A16 GEMM of each expert's first ``masked_m[e]`` of ``max_m`` rows with its weight. Made for decode.
+
+    ``x``: BF16 [E * max_m, K] or [E, max_m, K], contiguous, 16-byte aligned (TMA reads it). ``weight``: from
+    ``pack_w4a16``, or from ``pack_w4a16_grouped`` with mode ``masked``, on the device of ``x``. ``masked_m``: int32 [E] on
+    the device, each in 0 .. max_m: the counts that are computed, trusted unless ``checked``, which reads them back,
+    validates them and synchronises. ``expected_m``: positive int, rows that an expert can expect; it steers the
+    schedule only, so any value gives the same rows. ``swiglu``: apply SiLU(gate) * up in the epilogue; needs
+    ``interleave=True`` at pack time. ``out``: BF16 [E * max_m, N], or [E * max_m, N / 2] with ``swiglu``, apart from ``x`` in
+    memory.
+
+    Returns ``out``, always flat: expert e's rows begin at ``e * max_m``. Rows beyond an expert's count are never written,
+    and whatever they hold in ``x``, NaN included, never influences another row. Numerics, determinism, streams,
+    capture and errors are those of ``contiguous``.
+    """
+    return _grouped.FAMILY.masked(x, weight, masked_m, expected_m, swiglu=swiglu, checked=checked, out=out)
+
+
 def block_m_for(weight: PackedW4A16, expected_rows: float, *, swiglu: bool = False) -> int:
     """Token tile that suits ``expected_rows`` rows per expert: the ``block_m`` to build a routing with.
 
     One routing serves gate/up and down: ask for the gate/up weight and pass the same routing on (``for_down``).
-    Raises ``InputError`` / ``InputTypeError`` for what is no packed weight or no count, ``UnsupportedDeviceError`` for a
-    weight on the CPU.
+    Raises ``InputError`` / ``InputTypeError`` for what is no packed weight, a weight of another call, or no count,
+    ``UnsupportedDeviceError`` for a weight on the CPU.
     """
     require_layout(weight)
+    require_mode(weight, "indexed")
     facts = device.facts(weight.place[0])
     problem = _indexed.FAMILY.problem(
         facts, weight.experts, weight.n, weight.k, expected_rows, interleaved=weight.interleaved, swiglu=swiglu
@@ -108,6 +177,6 @@ def _owner(problem: object) -> Family:
     if name not in FAMILIES:
         raise InputTypeError(
             "warm up", "each problem must be one of a family", {"type": type(problem).__name__, "families": ", ".join(FAMILIES)},
-            "make problems with FAMILY.problem(...) or FAMILY.deployment(...) of chord_jit.families.indexed",
+            "make problems with FAMILY.problem(...) or FAMILY.deployment(...) of a module of chord_jit.families",
         )
     return family(name)

@@ -12,7 +12,8 @@ from chord_jit import device, knobs
 from chord_jit.device import DeviceFacts
 from chord_jit.families import indexed_problem
 from chord_jit.families.indexed_problem import IndexedProblem
-from chord_jit.families.indexed_refusals import check_hint, check_shape, refuse_call, refuse_out, weights_fit
+from chord_jit.families.indexed_refusals import ASKED, CHOOSE, refuse_call, weights_fit
+from chord_jit.families.refusals import check_hint, check_shape, refuse_out
 from chord_jit.formats.w4a16_layout import LAYOUT_VERSION, PackedW4A16
 from chord_jit.jit import engine, slots
 from chord_jit.jit.launch import Launch, resident_clusters
@@ -57,8 +58,8 @@ class IndexedFamily:
         block_m: int = 0, interleaved: bool = False, swiglu: bool = False, weighted: bool = False,
     ) -> IndexedProblem:
         """The problem of a call, with the architecture's dequantisation. Raises ``InputError`` / ``InputTypeError``."""
-        check_shape(experts, n, k)
-        check_hint(expected_rows)
+        check_shape(CHOOSE, experts, n, k)
+        check_hint(CHOOSE, expected_rows)
         dequant = indexed_problem.dequant_for(facts.arch)
         return IndexedProblem(facts, experts, n, k, expected_rows, block_m, interleaved, swiglu, weighted, dequant)
 
@@ -104,9 +105,9 @@ class IndexedFamily:
             not isinstance(out, torch.Tensor) or out.shape != shape or out.dtype is not torch.bfloat16 or out.get_device() != index
             or not out.is_contiguous() or out.data_ptr() % 16
         ):  # fmt: skip
-            refuse_out(out, shape, x.device)
+            refuse_out(ASKED, out, "routed rows", shape, x.device)
         if expected_rows is not None:
-            check_hint(expected_rows)
+            check_hint(CHOOSE, expected_rows)
         if checked:
             check_values(routing)
         if shape[0] == 0:
@@ -178,7 +179,7 @@ def _fits(x: torch.Tensor, weight: PackedW4A16, routing: IndexedRouting, swiglu:
         x.dtype is torch.bfloat16 and x.get_device() == index >= 0 and x.shape == (routing.routed_rows // routing.top_k, weight.k)
         and x.is_contiguous() and (x.data_ptr() | weight.place[1]) % 16 == 0
         and routing.place[0] == index and routing.experts == weight.experts
-        and weight.layout_version == LAYOUT_VERSION and (weight.interleaved or not swiglu)
+        and weight.layout_version == LAYOUT_VERSION and weight.mode is None and (weight.interleaved or not swiglu)
         and (topk_weights is None or weights_fit(topk_weights, routing, index))
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ a weight is ``(code - 8) * scale``. ``docs/formats.md`` describes the bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -20,14 +21,16 @@ from chord_jit.formats.w4a16_layout import (
     UNIT_K,
     UNIT_ROWS,
     PackedW4A16,
+    check_mode,
     panels_of,
     require_layout,
+    require_mode,
 )
 from chord_jit.formats.w4a16_sides import Sides, read_sides
 
 __all__ = [
     "BLOCK_BYTES", "GROUP", "LAYOUT_VERSION", "PANEL", "UNIT_K", "UNIT_ROWS", "PackedW4A16",
-    "allocate", "pack_expert", "pack_w4a16", "require_layout", "unpack_expert", "unpack_w4a16",
+    "allocate", "pack_expert", "pack_w4a16", "pack_w4a16_grouped", "require_layout", "require_mode", "unpack_expert", "unpack_w4a16",
 ]
 
 #: Packed bytes handled at once: enough to keep a GPU busy, little enough to stay in a CPU's caches.
@@ -60,6 +63,24 @@ def pack_w4a16(
     for expert in range(sides.experts):
         _write(packed, expert, sides, expert)
     return packed
+
+
+def pack_w4a16_grouped(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    mode: str,
+    interleave: bool = False,
+    up: torch.Tensor | None = None,
+    up_scale: torch.Tensor | None = None,
+) -> PackedW4A16:
+    """``pack_w4a16`` for one grouped call alone: the same bytes, but calls of another mode refuse the result by name.
+
+    ``mode``: ``contiguous`` or ``masked``. A weight of ``pack_w4a16`` serves both, and ``indexed`` too. Raises as
+    ``pack_w4a16`` does, and ``InputError`` for another mode, before anything is packed.
+    """
+    check_mode("pack a grouped W4A16 weight", mode)
+    return replace(pack_w4a16(weight, scale, interleave=interleave, up=up, up_scale=up_scale), mode=mode)
 
 
 def allocate(experts: int, n: int, k: int, interleaved: bool, device: torch.device | str) -> PackedW4A16:

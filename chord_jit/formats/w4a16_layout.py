@@ -19,6 +19,8 @@ PANEL = 128
 CODE_BYTES, BLOCK_BYTES = 4096, 4608
 #: Changes whenever the meaning of a byte changes.
 LAYOUT_VERSION = 1
+#: Calls that a weight may be reserved for.
+MODES = ("contiguous", "masked")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,7 +29,8 @@ class PackedW4A16:
 
     ``data``: uint8 [experts, panels, kblocks, 4608], contiguous, CPU or CUDA. ``n``, ``k``: the logical shape of one
     expert, before padding; gate and up together where ``interleaved``, which says that every 16-row unit holds 8 gate
-    rows, then the 8 up rows of the same neurons. Raises ``InputError`` when ``data`` does not fit the rest.
+    rows, then the 8 up rows of the same neurons. ``mode``: the one call that takes it, ``contiguous`` or ``masked``; None,
+    the default, serves every call. Raises ``InputError`` when ``data`` does not fit the rest, or for another mode.
     """
 
     data: torch.Tensor
@@ -36,8 +39,11 @@ class PackedW4A16:
     experts: int
     interleaved: bool
     layout_version: int = LAYOUT_VERSION
+    mode: str | None = None
 
     def __post_init__(self):
+        if self.mode is not None:
+            check_mode("describe a packed W4A16 weight", self.mode)
         if self.layout_version != LAYOUT_VERSION:
             return  # an object of another version is describable, but only ``require_layout`` has a say about it
         want = (self.experts, self.panels, self.kblocks, BLOCK_BYTES)
@@ -49,7 +55,8 @@ class PackedW4A16:
             )
 
     def __repr__(self) -> str:
-        return f"PackedW4A16(n={self.n}, k={self.k}, experts={self.experts}, interleaved={self.interleaved}, device={self.device})"
+        mode = "" if self.mode is None else f", mode={self.mode}"
+        return f"PackedW4A16(n={self.n}, k={self.k}, experts={self.experts}, interleaved={self.interleaved}, device={self.device}{mode})"
 
     @property
     def panels(self) -> int:
@@ -91,4 +98,22 @@ def require_layout(packed: PackedW4A16) -> None:
         raise InputError(
             "use a packed W4A16 weight", "its layout version must be this library's",
             {"layout_version": packed.layout_version, "wanted": LAYOUT_VERSION}, "pack the weight again from its checkpoint",
+        )
+
+
+def check_mode(asked: str, mode: str) -> None:
+    """Refuses what is no mode: ``InputError``."""
+    if mode not in MODES:
+        raise InputError(
+            asked, "the mode must be one of " + " or ".join(MODES), {"mode": repr(mode)},
+            "name the call that will take the weight, or pack it with pack_w4a16 to serve every call",
+        )
+
+
+def require_mode(packed: PackedW4A16, call: str) -> None:
+    """Refuses a weight that is reserved for another call than ``call``: ``InputError``."""
+    if packed.mode not in (None, call):
+        raise InputError(
+            f"use a packed W4A16 weight in {call}(...)", f"it was packed for {packed.mode}(...) alone", {"mode": packed.mode, "call": call},
+            f"call {packed.mode}(...), or pack the weight with pack_w4a16, whose one copy serves every call",
         )

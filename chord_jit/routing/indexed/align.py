@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from chord_jit.errors import CaptureError, InputError, InputTypeError
-from chord_jit.routing.indexed.contract import INT32_MAX, IndexedRouting, check_sizes
+from chord_jit.routing.checks import INT32_MAX
+from chord_jit.routing.indexed.contract import IndexedRouting, check_sizes
 
 _ASKED = "align routed ids to blocks"
 

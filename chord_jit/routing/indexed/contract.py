@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from chord_jit.errors import InputError, InputTypeError
+from chord_jit.routing.checks import check_buffer, check_int, check_tensor
 
-INT32_MAX = 2**31 - 1
 _BUFFERS = ("sorted_ids", "expert_ids", "num_tokens_padded")
 
 
@@ -48,8 +48,9 @@ class IndexedRouting:
 
     def __post_init__(self) -> None:
         check_sizes("describe indexed routing", self.block_m, self.experts, self.top_k, self.routed_rows, self.global_experts)
-        for name in _BUFFERS:
-            _check_buffer(name, getattr(self, name))
+        for name in ("sorted_ids", "expert_ids"):
+            check_buffer("describe indexed routing", name, getattr(self, name))
+        _check_count(self.num_tokens_padded)
         device = self.sorted_ids.device
         if self.expert_ids.device != device or self.num_tokens_padded.device != device:
             raise InputError(
@@ -120,10 +121,7 @@ def check_sizes(asked: str, block_m: int, experts: int, top_k: int, routed_rows:
         ("global_experts", global_experts, 0),
     )  # fmt: skip
     for name, value, least in numbers:
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise InputTypeError(asked, f"{name} must be an int", {name: repr(value)}, "pass a Python int")
-        if not least <= value <= INT32_MAX:
-            raise InputError(asked, f"{name} must be {least} or more and fit in int32", {name: value}, f"give another {name}")
+        check_int(asked, name, value, least)
     if block_m % 8:
         raise InputError(asked, "block_m must be a multiple of 8", {"block_m": block_m}, "take the block_m that block_m_for chose")
     if global_experts and global_experts < experts:
@@ -138,16 +136,8 @@ def check_sizes(asked: str, block_m: int, experts: int, top_k: int, routed_rows:
         )
 
 
-def _check_buffer(name: str, tensor: torch.Tensor) -> None:
-    asked = "describe indexed routing"
-    if not isinstance(tensor, torch.Tensor):
-        raise InputTypeError(asked, f"{name} must be a tensor", {"type": type(tensor).__name__}, "pass an int32 tensor")
-    if tensor.dtype is not torch.int32:
-        raise InputTypeError(asked, f"{name} must be int32", {"dtype": tensor.dtype}, f"pass {name}.to(torch.int32)")
-    if name == "num_tokens_padded":
-        if tensor.dim() > 1 or tensor.numel() != 1:
-            raise InputError(asked, f"{name} must be 0-D or [1]", {"shape": list(tensor.shape)}, "pass the one count of padded slots")
-    elif tensor.dim() != 1:
-        raise InputError(asked, f"{name} must be 1-D", {"shape": list(tensor.shape)}, f"pass {name}.flatten()")
-    elif not tensor.is_contiguous():
-        raise InputError(asked, f"{name} must be contiguous", {"stride": tensor.stride()}, f"pass {name}.contiguous()")
+def _check_count(padded: torch.Tensor) -> None:
+    asked, name = "describe indexed routing", "num_tokens_padded"
+    check_tensor(asked, name, padded, torch.int32)
+    if padded.dim() > 1 or padded.numel() != 1:
+        raise InputError(asked, f"{name} must be 0-D or [1]", {"shape": list(padded.shape)}, "pass the one count of padded slots")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from chord_jit.errors import CaptureError, InputError
+from chord_jit.errors import InputError
+from chord_jit.routing.checks import refuse_capture, refuse_first
 from chord_jit.routing.indexed.contract import IndexedRouting
 
 _ASKED = "check the values of indexed routing"
@@ -18,11 +19,7 @@ def check_values(routing: IndexedRouting) -> None:
     What lies past ``num_tokens_padded`` is not looked at. Raises ``InputError``, and ``CaptureError`` when the current
     stream is being captured.
     """
-    if routing.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise CaptureError(
-            _ASKED, "checked mode synchronises, which a capturing stream cannot", {"routing": routing},
-            "check before the capture, capture trusted calls",
-        )
+    refuse_capture(_ASKED, routing.sorted_ids, {"routing": routing})
     padded = int(routing.num_tokens_padded)
     limit = routing.max_blocks * routing.block_m
     if not 0 <= padded <= limit or padded % routing.block_m:
@@ -55,7 +52,4 @@ def _check_ids(ids: torch.Tensor, routing: IndexedRouting) -> None:
 
 
 def _refuse(broken: torch.Tensor, rule: str, place: str, values: torch.Tensor, facts: dict[str, int]) -> None:
-    offenders = broken.nonzero()
-    if offenders.numel():
-        first = int(offenders[0])
-        raise InputError(_ASKED, rule, {place: first, "value": int(values[first]), **facts}, _REMEDY)
+    refuse_first(_ASKED, broken, rule, place, values, facts, _REMEDY)
