@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from chord_jit.errors import InputError
-from chord_jit.formats.w4a16 import PackedW4A16, require_layout
-from chord_jit.reference.w4a16 import dequantize
+from chord_jit.formats.w4a16 import PackedW4A16, require_layout, require_mode
+from chord_jit.reference.w4a16 import check_x, multiply, result_for
 from chord_jit.routing.indexed import IndexedRouting
 
 _ASKED = "compute the indexed reference"
@@ -27,46 +27,30 @@ def indexed(
     ``x``: [M, K], any float dtype. ``routing``: as ``api.indexed`` takes it; only the first ``num_tokens_padded`` slots and
     their blocks are read. ``swiglu``: gate rows first (logical order), result ``silu(gate) * up``, N/2 wide.
     ``topk_weights``: [M * top_k] or [M, top_k], multiplies row ``id`` last. ``variant``: ``exact`` or ``bf16`` weights, see
-    ``dequantize``; sums and SwiGLU are FP64 in both. Returns float64 [M * top_k, N or N/2], or ``out``, which must have
-    that shape and dtype: rows that no valid block names keep what ``out`` held, and are NaN without ``out``.
+    ``reference.w4a16.dequantize``; sums and SwiGLU are FP64 in both. Returns float64 [M * top_k, N or N/2], or ``out``,
+    which must have that shape and dtype: rows that no valid block names keep what ``out`` held, and are NaN without ``out``.
 
     Dequantises one expert at a time and only experts that have rows. Raises ``InputError`` for shapes that do not fit
     and for an id or its expert that does not exist.
     """
     require_layout(weight)
+    require_mode(weight, "indexed")
     top_k, rows, width = routing.top_k, x.shape[0] * routing.top_k, weight.n // 2 if swiglu else weight.n
-    _check(x, weight, topk_weights, rows)
-    if out is None:
-        out = x.new_full((rows, width), float("nan"), dtype=torch.float64)
-    elif out.dtype != torch.float64 or tuple(out.shape) != (rows, width):
-        raise InputError(
-            _ASKED, "out must be float64 [M * top_k, N], half of N with swiglu",
-            {"dtype": out.dtype, "shape": tuple(out.shape), "wanted": (rows, width)}, "let the function allocate it",
-        )
-    every_id, owners = _valid_ids(routing, rows, weight.experts)
-    for expert in owners.unique().tolist():
-        ids = every_id[owners == expert]
-        result = x[ids // top_k].double() @ dequantize(weight, expert, variant=variant).T
-        if swiglu:
-            gate, up = result[:, :width], result[:, width:]
-            result = torch.nn.functional.silu(gate) * up
-        if topk_weights is not None:
-            result = result * topk_weights.reshape(-1)[ids].double().unsqueeze(-1)
-        out[ids] = result
-    return out
-
-
-def _check(x: torch.Tensor, weight: PackedW4A16, topk_weights: torch.Tensor | None, rows: int) -> None:
-    if x.dim() != 2 or x.shape[1] != weight.k or x.device != weight.device:
-        raise InputError(
-            _ASKED, "x must be [M, K] of the weight's K, on its device",
-            {"x": tuple(x.shape), "K": weight.k, "devices": (str(x.device), str(weight.device))}, "pass the layer's own activations",
-        )
+    check_x(_ASKED, x, weight)
     if topk_weights is not None and topk_weights.numel() != rows:
         raise InputError(
             _ASKED, "topk_weights must hold one value for each routed row", {"values": topk_weights.numel(), "rows": rows},
             "pass [M, top_k] or [M * top_k]",
         )
+    out = result_for(_ASKED, x, (rows, width), out)
+    every_id, owners = _valid_ids(routing, rows, weight.experts)
+    for expert in owners.unique().tolist():
+        ids = every_id[owners == expert]
+        result = multiply(x[ids // top_k], weight, expert, swiglu=swiglu, variant=variant)
+        if topk_weights is not None:
+            result = result * topk_weights.reshape(-1)[ids].double().unsqueeze(-1)
+        out[ids] = result
+    return out
 
 
 def _valid_ids(routing: IndexedRouting, rows: int, experts: int) -> tuple[torch.Tensor, torch.Tensor]:

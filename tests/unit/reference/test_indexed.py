@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 import torch
@@ -12,36 +11,15 @@ from chord_jit.errors import InputError
 from chord_jit.formats.w4a16 import pack_w4a16
 from chord_jit.reference.indexed import indexed
 from chord_jit.routing.indexed import IndexedRouting, align_blocks
+from tests.unit.reference.hand import EXPERTS, N, by_hand, make, silu_mul
 
-EXPERTS, N, K, BLOCK = 4, 24, 64, 8
-
-
-def make(seed, tokens, *, interleave=False):
-    """Activations, codes, scales and the packed weight; small integers and powers of two, so that sums are exact."""
-    generator = torch.Generator().manual_seed(seed)
-    codes = torch.randint(0, 16, (EXPERTS, N, K), generator=generator, dtype=torch.uint8)
-    scale = torch.pow(2.0, torch.randint(-3, 2, (EXPERTS, N, K // 32), generator=generator)).bfloat16()
-    x = torch.randint(-8, 9, (tokens, K), generator=generator).bfloat16()
-    return x, codes, scale, pack_w4a16(codes, scale, interleave=interleave)
+BLOCK = 8
 
 
 def route(sorted_ids, expert_ids, padded, rows, top_k=1):
     """Routing of a host's own buffers for ``rows`` rows of activations."""
     buffers = (torch.as_tensor(values, dtype=torch.int32) for values in (sorted_ids, expert_ids, padded))
     return IndexedRouting(*buffers, top_k, BLOCK, rows * top_k, EXPERTS)
-
-
-def by_hand(x, codes, scale, expert):
-    """One row times one expert, as a list of N floats; exact for the data of ``make``."""
-    rows = []
-    for n in range(N):
-        terms = ((int(codes[expert, n, k]) - 8) * scale[expert, n, k // 32].item() * x[k].item() for k in range(K))
-        rows.append(math.fsum(terms))
-    return rows
-
-
-def silu_mul(row):
-    return [gate / (1 + math.exp(-gate)) * up for gate, up in zip(row[: N // 2], row[N // 2 :], strict=True)]
 
 
 @pytest.mark.parametrize("interleave", [False, True])
@@ -137,3 +115,9 @@ def test_another_layout_is_refused(seed):
     other = dataclasses.replace(packed, layout_version=2)
     with pytest.raises(InputError, match="layout_version=2"):
         indexed(x, other, route(ONE, [0], [8], 2))
+
+
+def test_a_weight_of_another_call_is_refused(seed):
+    x, _, _, packed = make(seed, 2)
+    with pytest.raises(InputError, match=r"packed for contiguous\(...\) alone"):
+        indexed(x, dataclasses.replace(packed, mode="contiguous"), route(ONE, [0], [8], 2))
