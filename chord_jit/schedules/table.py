@@ -11,19 +11,31 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 
 from chord_jit.schedules.schedule import Schedule
 
 KEY = ("arch", "sms", "layout", "n", "k", "experts", "swiglu")
 FIELDS = (*KEY, "rows_lo", "rows_hi", "schedule", "us", "at_rows", "commit", "gpu")
 LAYOUTS = ("contiguous", "indexed", "masked")
+#: Layouts of calls whose rows lie alike: exact offsets, and expert blocks padded to 128.
+_ALIKE = {"offsets": "contiguous", "blocks": "contiguous"}
+FOLDER = Path(__file__).parent / "tables"
+
+
+def layout_of(call: str) -> str:
+    """The layout that rows name, of a call's own."""
+    return _ALIKE.get(call, call)
+
+
+def kernels() -> list[str]:
+    """The kernels that have a table, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
 def read(kernel: str) -> list[dict]:
     """The rows of ``tables/<kernel>.json`` as they stand."""
-    text = resources.files("chord_jit.schedules.tables").joinpath(f"{kernel}.json").read_text(encoding="utf-8")
-    return json.loads(text)["rows"]
+    return json.loads((FOLDER / f"{kernel}.json").read_text(encoding="utf-8"))["rows"]
 
 
 def render(rows: Iterable[Mapping]) -> str:
@@ -44,8 +56,8 @@ def load(kernel: str) -> dict[tuple, tuple[tuple[int, int, Schedule], ...]]:
 
 
 def find(kernel: str, *, arch: str, sms: int, layout: str, n: int, k: int, experts: int, swiglu: bool, rows: float) -> Schedule | None:
-    """The measured schedule for a problem, or ``None`` where no row covers it."""
-    for low, high, schedule in load(kernel).get((arch, sms, layout, n, k, experts, swiglu), ()):
+    """The measured schedule for a problem, or ``None`` where no row covers it. ``layout``: of the call or of the rows."""
+    for low, high, schedule in load(kernel).get((arch, sms, layout_of(layout), n, k, experts, swiglu), ()):
         if low <= rows < high:
             return schedule
     return None
