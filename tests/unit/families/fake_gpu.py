@@ -56,6 +56,18 @@ def bf16(*shape: int) -> OnGpu:
     return on_gpu(torch.empty(*shape, dtype=torch.bfloat16))
 
 
+def shifted(tensor: torch.Tensor, elements: int = 1) -> OnGpu:
+    """Equal values, contiguous, ``elements`` behind a 16-byte aligned address."""
+    buffer = torch.zeros(tensor.numel() + 64, dtype=tensor.dtype)
+    start = -(buffer.data_ptr() // tensor.element_size()) % (16 // tensor.element_size()) + elements
+    return on_gpu(buffer[start : start + tensor.numel()].view(tensor.shape).copy_(tensor.cpu()))
+
+
+def strided(tensor: torch.Tensor) -> OnGpu:
+    """Equal values whose rows lie apart."""
+    return on_gpu(torch.cat((tensor.cpu(), tensor.cpu()), 1)[:, : tensor.shape[1]])
+
+
 def weight_of(experts: int, n: int, k: int, interleaved: bool = False, index: int = 0) -> PackedW4A16:
     packed = allocate(experts, n, k, interleaved, "cpu")
     return PackedW4A16(on_gpu(packed.data, index), n, k, experts, interleaved)

@@ -12,7 +12,7 @@ from chord_jit.errors import ChordInternalError, InputError, InputTypeError
 from chord_jit.families.indexed import FAMILY, IndexedFamily, _fits
 from chord_jit.families.indexed_refusals import refuse_call
 from chord_jit.formats.w4a16 import PackedW4A16
-from tests.unit.families.fake_gpu import OnGpu, bf16, machine, on_gpu, routing_of, weight_of
+from tests.unit.families.fake_gpu import bf16, machine, on_gpu, routing_of, shifted, strided, weight_of
 
 __all__ = ["machine"]
 
@@ -26,18 +26,6 @@ def call() -> dict:
         x=bf16(TOKENS, K), weight=weight_of(EXPERTS, N, K), routing=routing_of(TOKENS, TOP_K, 16, EXPERTS), swiglu=False,
         topk_weights=None, expected_rows=None, checked=False, out=bf16(ROWS, N),
     )  # fmt: skip
-
-
-def shifted(tensor: torch.Tensor, elements: int = 1) -> OnGpu:
-    """Equal values, contiguous, ``elements`` behind a 16-byte aligned address."""
-    buffer = torch.zeros(tensor.numel() + 64, dtype=tensor.dtype)
-    start = -(buffer.data_ptr() // tensor.element_size()) % (16 // tensor.element_size()) + elements
-    return on_gpu(buffer[start : start + tensor.numel()].view(tensor.shape).copy_(tensor.cpu()))
-
-
-def strided(tensor: torch.Tensor) -> OnGpu:
-    """Equal values whose rows lie apart."""
-    return on_gpu(torch.cat((tensor.cpu(), tensor.cpu()), 1)[:, : tensor.shape[1]])
 
 
 def rerouted(call, index):
@@ -55,6 +43,10 @@ def host_weight(call):
     return replace(call["weight"], data=call["weight"].data.cpu())
 
 
+def reserved(call, mode):
+    return replace(call["weight"], mode=mode)
+
+
 def misaligned(call):
     return PackedW4A16(shifted(call["weight"].data, 8), N, K, EXPERTS, False)
 
@@ -64,6 +56,8 @@ REFUSED = {
     "weight unpacked": (InputTypeError, "must be a PackedW4A16", "type=OnGpu", lambda c: dict(weight=c["weight"].data)),
     "weight None": (InputTypeError, "must be a PackedW4A16", "type=NoneType", lambda c: dict(weight=None)),
     "layout version": (InputError, "layout version", "layout_version=2", lambda c: dict(weight=replace(c["weight"], layout_version=2))),
+    "packed contiguous": (InputError, "for contiguous(...) alone", "call=indexed", lambda c: dict(weight=reserved(c, "contiguous"))),
+    "packed masked": (InputError, "for masked(...) alone", "mode=masked", lambda c: dict(weight=reserved(c, "masked"))),
     "x a list": (InputTypeError, "x must be a BF16 matrix", "list", lambda c: dict(x=[[1.0] * K])),
     "x float16": (InputTypeError, "x must be a BF16 matrix", "torch.float16", lambda c: dict(x=on_gpu(torch.rand(TOKENS, K).half()))),
     "x 1-D": (InputTypeError, "x must be a BF16 matrix", "[192]", lambda c: dict(x=bf16(K))),
