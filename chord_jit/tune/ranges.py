@@ -1,0 +1,78 @@
+"""From winners at measured counts to the ranges of table rows. ``docs/schedules.md`` states the rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from chord_jit.schedules import table
+from chord_jit.schedules.schedule import Schedule
+from chord_jit.tune.decide import Point
+
+#: An old row's time says nothing any more where a count this near was measured anew.
+_NEAR = 1.25
+_REACH = 2
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """``schedule`` was best at ``rows``; ``row``: the table row that says so, its range aside."""
+
+    rows: int
+    schedule: Schedule
+    row: Mapping
+    old: bool
+
+
+def fields_of(schedule: Schedule) -> dict[str, int]:
+    """The schedule as a table row holds it: without the kernel, and without what has its default."""
+    own = [field for field in fields(schedule) if field.name != "kernel"]
+    return {field.name: getattr(schedule, field.name) for field in own if getattr(schedule, field.name) != field.default}
+
+
+def rows_of(
+    found: Sequence[Point], winners: Sequence[Schedule], old: Sequence[tuple[str, Mapping]], *, commit: str, gpu: str
+) -> list[tuple[str, dict]]:
+    """Kernel and row of every range of one key, from its points and their winners, and from the rows that the tables hold.
+
+    Neighbouring counts with one winner share a row; it keeps the time of the old row, if that is among them, else it has
+    the middle one's. Between two winners the boundary lies at the geometric mean of their counts. Beyond the outermost
+    counts a range reaches to half and twice the count, or as far as the old rows did; from one row per expert on down,
+    to 0.
+    """
+    key = dict(zip(table.KEY, found[0].key, strict=True))
+    measured = [
+        _Evidence(
+            point.rows, winner,
+            {**key, "schedule": fields_of(winner), "us": round(point.us[winner], 1), "at_rows": point.rows, "commit": commit, "gpu": gpu},
+            False,
+        )
+        for point, winner in zip(found, winners, strict=True)
+    ]  # fmt: skip
+    known = [_Evidence(row["at_rows"], Schedule(kernel, **row["schedule"]), row, True) for kernel, row in old]
+    groups: list[list[_Evidence]] = []
+    for one in sorted([*measured, *(one for one in known if _stays(one, measured))], key=lambda one: (one.rows, one.old)):
+        if groups and groups[-1][-1].schedule == one.schedule:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    bounds = [math.ceil(math.sqrt(left[-1].rows * right[0].rows)) for left, right in zip(groups, groups[1:], strict=False)]
+    first, last = groups[0][0].rows, groups[-1][-1].rows
+    low = min([0 if first <= key["experts"] else -(-first // _REACH), *(row["rows_lo"] for _, row in old)])
+    high = max([last * _REACH, *(row["rows_hi"] for _, row in old)])
+    return [
+        (group[0].schedule.kernel, {**_best_known(group), "rows_lo": lo, "rows_hi": hi})
+        for group, lo, hi in zip(groups, [low, *bounds], [*bounds, high], strict=True)
+    ]
+
+
+def _stays(one: _Evidence, measured: Sequence[_Evidence]) -> bool:
+    """Whether an old row still counts: nothing near it was measured, or what was confirmed it."""
+    near = [other for other in measured if max(one.rows, other.rows) <= _NEAR * min(one.rows, other.rows)]
+    return all(other.schedule == one.schedule for other in near)
+
+
+def _best_known(group: Sequence[_Evidence]) -> Mapping:
+    old = [one.row for one in group if one.old]
+    return old[0] if old else group[(len(group) - 1) // 2].row
