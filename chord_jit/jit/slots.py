@@ -1,7 +1,7 @@
-"""Ticket counters for kernels that hand out tiles dynamically: four bytes of device memory for one launch at a time.
+"""Counters for kernels that hand out tiles dynamically: 64 bytes of device memory for one launch at a time.
 
-A launch takes its tickets from its slot and the counter wraps to zero at the last one, so a slot is zero whenever no
-launch uses it. A kernel that dies takes its context along (CUDA errors are sticky), so no later launch meets a slot
+A launch takes its tickets from its slot and the counter wraps to zero at the last one; the bits of a cut tile are wiped by
+the CTA that joins it. So a slot is zero whenever no launch uses it. A kernel that dies takes its context along (CUDA errors are sticky), so no later launch meets a slot
 left half-counted; a launch that the driver refuses never touches its slot.
 
 Two launches that may overlap must not share a slot, hence the owners:
@@ -24,7 +24,8 @@ import torch
 from chord_jit import knobs
 from chord_jit.errors import CaptureError
 
-_STRIDE = 16
+#: A slot: its ticket counter, and from ``JOINTS_AT`` on two bits for each cut of a launch (``wgmma.MAX_CUT_CTAS`` of them).
+_STRIDE, JOINTS_AT = 64, 16
 _lock = threading.Lock()
 _pools: dict[int, _Pool] = {}
 

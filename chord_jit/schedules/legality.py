@@ -10,6 +10,7 @@ from typing import Protocol
 
 from chord_jit.device import DeviceFacts
 from chord_jit.formats.w4a16_layout import BLOCK_BYTES, PANEL, UNIT_K
+from chord_jit.schedules import wgmma
 from chord_jit.schedules.schedule import Schedule
 
 #: Barriers of a ring take 16 bytes a stage; more stages than this never paid and would hide a mistake.
@@ -28,6 +29,8 @@ class W4A16Problem(Protocol):
     expected_rows: float
     block_m: int
     interleaved: bool
+    swiglu: bool
+    layout: str
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,11 @@ def mma_shape(problem: W4A16Problem, schedule: Schedule) -> MmaShape:
 
 def violations(problem: W4A16Problem, schedule: Schedule) -> list[str]:
     """Every rule that ``schedule`` breaks on ``problem``, in words that name the rule and the values; empty when legal."""
-    if schedule.kernel != "w4a16_mma":
-        return [f"kernel {schedule.kernel} is unknown"]
+    rules = _RULES.get(schedule.kernel)
+    return rules(problem, schedule) if rules else [f"kernel {schedule.kernel} is unknown"]
+
+
+def _mma_violations(problem: W4A16Problem, schedule: Schedule) -> list[str]:
     broken = []
     if schedule.bm not in (8, 16):
         broken.append(f"BM must be 8 or 16, got {schedule.bm}")
@@ -105,3 +111,6 @@ def _derived(problem: W4A16Problem, schedule: Schedule) -> list[str]:
     if shape.shared_bytes > limit:
         broken.append(f"shared memory must fit {schedule.ctas} CTA(s) an SM, got {shape.shared_bytes} of {limit} bytes")
     return broken
+
+
+_RULES = {"w4a16_mma": _mma_violations, "w4a16_wgmma": wgmma.violations}

@@ -41,6 +41,21 @@ __device__ __forceinline__ uint4 load_shared_128(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ uint2 load_shared_64(uint32_t address) {
+  uint2 value;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(address));
+  return value;
+}
+
+// 8 x 8 matrices of BF16 into shared memory, transposed; each lane names one row of 16 bytes (lanes 0..15 where two are stored).
+__device__ __forceinline__ void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+__device__ __forceinline__ void store_matrices(uint32_t row, uint32_t a, uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(row), "r"(a), "r"(b) : "memory");
+}
+
 // 16 bytes into the shared memory of another CTA of the cluster; counted on a barrier of that CTA.
 __device__ __forceinline__ void store_remote_128(uint32_t remote_address, float4 value, uint32_t remote_barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote_address),

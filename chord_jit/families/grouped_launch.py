@@ -1,0 +1,55 @@
+"""From a schedule of the grouped family to a launch: loaded kernel, grid, parameters."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import torch
+
+from chord_jit.families import grouped_problem
+from chord_jit.families.grouped_problem import GroupedProblem
+from chord_jit.jit import engine, scratch, slots, tensor_map
+from chord_jit.jit.launch import Launch
+from chord_jit.jit.spec import KernelSpec
+from chord_jit.schedules import wgmma
+from chord_jit.schedules.schedule import Schedule
+
+#: chord::W4A16WgmmaParams: x descriptor, weight, out, ticket, joints, sums, layout; segments, rows, max_m, experts.
+WGMMA_PARAMS = struct.Struct(f"<{tensor_map.BYTES}s6Q4i")
+
+#: ``bound(index, x, weight, out, layout, rows, segments, max_m)``: enqueue on the current stream of device ``index``, the
+#: current one. ``x``: the activations; the rest addresses and counts.
+Bound = Callable[[int, torch.Tensor, int, int, int, int, int, int], None]
+
+_bound: dict[tuple[KernelSpec, int, int], Bound] = {}
+
+
+def prepare(problem: GroupedProblem, schedule: Schedule, index: int) -> Bound:
+    """The loaded kernel of ``schedule`` on device ``index``, bound to its grid; memoised."""
+    spec = grouped_problem.spec(problem, schedule)
+    key = (spec, index, problem.experts)
+    found = _bound.get(key)
+    if found is None:
+        found = _bound[key] = _wgmma(problem, schedule, spec, index)
+    return found
+
+
+def _wgmma(problem: GroupedProblem, schedule: Schedule, spec: KernelSpec, index: int) -> Bound:
+    sizes = wgmma.shape(problem, schedule)
+    kernel = engine.load(spec, index, sizes.shared_bytes)
+    grid = (problem.facts.sms, 1, 1)
+    with torch.cuda.device(index):
+        slots.prepare(index)
+    launch = Launch(kernel.handle, grid, sizes.threads, 1, sizes.shared_bytes, WGMMA_PARAMS)
+    experts, k, box_rows = problem.experts, problem.k, sizes.box_rows
+    sums_bytes = sizes.sums_bytes * grid[0] if schedule.split == 2 else 0
+
+    def enqueue(index: int, x: torch.Tensor, weight: int, out: int, layout: int, rows: int, segments: int, max_m: int) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        slot = slots.address(index, stream)
+        sums = scratch.address(index, stream, sums_bytes) if sums_bytes else 0
+        described = tensor_map.rows_of(x.data_ptr(), rows, k, box_rows)
+        launch(stream, described, weight, out, slot, slot + slots.JOINTS_AT, sums, layout, segments, rows, max_m, experts)
+
+    return enqueue

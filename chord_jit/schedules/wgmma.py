@@ -1,0 +1,118 @@
+"""What a ``w4a16_wgmma`` schedule means in the kernel's own terms, and every rule that it must keep.
+
+Shared memory is counted as the kernel lays it out; the kernel asserts at compile time that both agree.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from chord_jit.formats.w4a16_layout import BLOCK_BYTES, PANEL, UNIT_K
+from chord_jit.schedules.schedule import Schedule
+
+#: Rows of the padded blocks of the "blocks" layout: no tile may cut one.
+BLOCK_ROWS = 128
+#: CTAs whose cuts the joints of a launch can hold (``jit/slots.py``).
+MAX_CUT_CTAS = 192
+
+#: Instruction widths of a kernel whose warpgroups own two m64 blocks, by BM. Each width is a main loop of its own, and the
+#: assembler gives every loop's fragments registers of their own: more loops than these do not fit.
+_WIDE = {16: (16,), 32: (16, 32), 48: (16, 32, 48), 64: (32, 64), 96: (32, 64, 96), 128: (80, 128), 160: (128, 144, 160)}
+#: With one m64 block a warpgroup eight loops fit.
+_SINGLE = (32, 64, 128, 192, 256)
+#: Most token rows by output tile: what the sums of a consumer leave room for.
+_MOST_ROWS = {128: 256, 256: 160, 512: 32}
+
+
+@dataclass(frozen=True)
+class WgmmaShape:
+    """Derived sizes. ``widths``: rows of the instructions. ``staged``: m64 blocks of a warpgroup staged at a time.
+
+    ``box_rows``: rows of one tensor copy. ``sums_bytes``: what a cut tile leaves in memory for each CTA.
+    """
+
+    panels: int
+    stage_blocks: int
+    consumers: int
+    widths: tuple[int, ...]
+    group_steps: int
+    staged: int
+    box_rows: int
+    threads: int
+    row_panels: int
+    k_blocks: int
+    tile_stages: int
+    shared_bytes: int
+    sums_bytes: int
+
+
+def shape(problem: object, schedule: Schedule) -> WgmmaShape:
+    """Derived sizes of ``schedule`` on ``problem``; meaningful for legal schedules only."""
+    panels, stage_blocks, bm = schedule.bn // PANEL, schedule.bk // UNIT_K, schedule.bm
+    consumers = 4 if panels == 4 else 2
+    owned = max(panels * 2 // consumers, 1)
+    row_panels = -(-(problem.n // 2) // (PANEL // 2)) if problem.interleaved else -(-problem.n // PANEL)
+    k_blocks = -(-problem.k // UNIT_K)
+    ring = schedule.stages * stage_blocks * (bm * 128 + panels * BLOCK_BYTES)
+    rest = (schedule.stages + 1) * 32 + schedule.stages * 16 + 16
+
+    def shared(staged: int) -> int:
+        pitch = staged * (64 if problem.swiglu else 128) + 16
+        return ring + -(-consumers * bm * pitch // 128) * 128 + rest
+
+    staged = owned if shared(owned) <= problem.facts.shared_bytes else 1
+    return WgmmaShape(
+        panels, stage_blocks, consumers, _widths(bm, owned), _group_steps(bm, owned), staged, math.gcd(bm, 64), (consumers + 1) * 128,
+        row_panels, k_blocks, k_blocks // max(stage_blocks, 1), shared(staged), bm * schedule.bn * 4,
+    )  # fmt: skip
+
+
+def _widths(bm: int, owned: int) -> tuple[int, ...]:
+    return _WIDE.get(bm, ()) if owned == 2 else tuple(range(bm // 8, bm + 1, bm // 8)) if bm >= 128 else (bm // 2, bm)
+
+
+def _group_steps(bm: int, owned: int) -> int:
+    """k16 steps of one group of products: more hide the wait, fewer leave registers for the sums."""
+    if owned == 1:
+        return 1 if bm > 128 else 2
+    return 4 if bm == 64 else 2
+
+
+def violations(problem: object, schedule: Schedule) -> list[str]:
+    """Every rule that ``schedule`` breaks on ``problem``, in words that name the rule and the values; empty when legal."""
+    broken = []
+    if problem.facts.arch != "sm_90a":
+        broken.append(f"kernel w4a16_wgmma runs on sm_90a only, got {problem.facts.arch}")
+    if schedule.bn not in _MOST_ROWS:
+        broken.append(f"BN must be one of {', '.join(map(str, _MOST_ROWS))}, got {schedule.bn}")
+    else:
+        known = _SINGLE if schedule.bn == PANEL else tuple(bm for bm in _WIDE if bm <= _MOST_ROWS[schedule.bn])
+        if schedule.bm not in known:
+            broken.append(f"BM must be one of {', '.join(map(str, known))} at BN={schedule.bn}, got {schedule.bm}")
+    if schedule.bk not in (64, 128, 256):
+        broken.append(f"BK must be 64, 128 or 256, got {schedule.bk}")
+    if not 2 <= schedule.stages <= 16:
+        broken.append(f"STAGES must lie in 2..16, got {schedule.stages}")
+    if schedule.cm != 1 or schedule.cn != 1:
+        broken.append(f"CM and CN must be 1 (this kernel shares nothing by multicast), got CM={schedule.cm}, CN={schedule.cn}")
+    if schedule.split not in (1, 2):
+        broken.append(f"SPLIT must be 1 or 2 (2 cuts the tiles of the last waves along K), got {schedule.split}")
+    if schedule.split == 2 and problem.facts.sms > MAX_CUT_CTAS:
+        broken.append(f"SPLIT must be 1 on more than {MAX_CUT_CTAS} SMs, got SPLIT={schedule.split} and {problem.facts.sms} SMs")
+    if schedule.ctas != 1:
+        broken.append(f"CTAS must be 1, got {schedule.ctas}")
+    if problem.layout == "blocks" and BLOCK_ROWS % schedule.bm and schedule.bm != 2 * BLOCK_ROWS:
+        broken.append(f"BM must divide the blocks of {BLOCK_ROWS} rows or be two of them, got {schedule.bm}")
+    return broken or _derived(problem, schedule)
+
+
+def _derived(problem: object, schedule: Schedule) -> list[str]:
+    sizes, broken = shape(problem, schedule), []
+    if sizes.row_panels % sizes.panels:
+        broken.append(f"BN must divide the padded output width, got BN={schedule.bn} and {sizes.row_panels * PANEL} rows")
+    if sizes.k_blocks % sizes.stage_blocks:
+        broken.append(f"BK must divide the padded K, got BK={schedule.bk} and K={sizes.k_blocks * UNIT_K}")
+    if sizes.shared_bytes > problem.facts.shared_bytes:
+        broken.append(f"shared memory must fit an SM, got {sizes.shared_bytes} of {problem.facts.shared_bytes} bytes")
+    return broken

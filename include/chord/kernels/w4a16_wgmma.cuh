@@ -1,0 +1,442 @@
+// W4A16 on WGMMA with the INT4 weight as operand A in registers: output features on M, token rows on N. For many rows per expert.
+//
+// Tile: up to kBM token rows x kPanels * 128 outputs, K streamed in stages of kStageBlocks * 64. A tile of fewer rows takes the
+//   narrowest of kWidths that holds them.
+// Roles: one producer warp (of a warpgroup that gives its registers away) finds the tiles and fills a ring of kStages stages:
+//   activations by TMA in the 128-byte swizzle that WGMMA reads, packed weight blocks by bulk copies, all on one mbarrier.
+//   Consumer warpgroups own kUnitBlocks m64 blocks each; a k16 step decodes a fragment while the products of the last group run.
+// Shared memory: [stages: rows] [output staging] [stages: blocks] [records] [barriers] [role].
+// Tiles: from a ticket counter, rows of an expert fastest, then outputs, then experts; the last waves cut along K (k_pieces.cuh).
+// Hazards: fragments are overwritten only behind the wait for the group that read them (two buffers, one group in flight);
+//   staging is rewritten only after its copies have read it; rows past a tile's own are computed and never stored; a record
+//   lives until the stage of the next tile is freed.
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include "chord/dequant.cuh"
+#include "chord/epilogue.cuh"
+#include "chord/grouped_rows.cuh"
+#include "chord/k_pieces.cuh"
+#include "chord/ptx.cuh"
+#include "chord/wgmma.cuh"
+
+namespace chord {
+
+struct W4A16WgmmaParams {
+  cute::TmaDescriptor x;  // [rows, K] in boxes of kBoxRows x 64
+  const uint8_t* weight;
+  __nv_bfloat16* out;
+  unsigned* ticket;  // this launch's own while it runs; zero before and after
+  unsigned* joints;  // likewise: two bits for each cut
+  float4* sums;      // room for the sums of one tile for each CTA
+  GroupedParams rows;
+};
+
+template <class Config>
+struct W4A16Wgmma {
+  using Decode = FusedDecoder;
+  using Rows = Walk<Config::kRows, Config::kBM>;
+
+  using Widths = decltype(Config::kWidths);
+
+  static constexpr int kBM = Config::kBM, kBoxRows = Config::kBoxRows;
+  static constexpr int kPanels = Config::kPanels, kStageBlocks = Config::kStageBlocks, kStages = Config::kStages;
+  static constexpr int kGroups = Config::kConsumers;
+  static_assert(Widths::of(kBM) == kBM && Widths::kMost == kBM, "the widest instruction must hold a whole tile");
+  static_assert(kBM % kBoxRows == 0 && kBoxRows % 8 == 0, "boxes must fill whole swizzle groups");
+  static_assert(Config::kK % 32 == 0 && Config::kN % 8 == 0, "padding serves no other shape");
+
+  static constexpr int kBlockBytes = 4608, kCodeBytes = 4096;
+  static constexpr int kBlocks = (Config::kK + 63) / 64;
+  static constexpr int kTileStages = kBlocks / kStageBlocks;
+  static_assert(kBlocks % kStageBlocks == 0, "a stage must not reach past K");
+  static constexpr int kRowPanels = Config::kInterleaved ? (Config::kN / 2 + 63) / 64 : (Config::kN + 127) / 128;
+  static constexpr int kTilesN = kRowPanels / kPanels;
+  static_assert(kRowPanels % kPanels == 0, "a tile must not reach into the next expert's panels");
+
+  static constexpr int kUnitBlocks = kPanels * 2 / kGroups;  // m64 blocks of a warpgroup: one or two
+  static_assert(kUnitBlocks == 1 || kUnitBlocks == 2, "a warpgroup owns half a panel or a whole one");
+  static constexpr int kThreads = (kGroups + 1) * 128;
+  static_assert(kThreads == Config::kThreads, "host and device disagree on the threads");
+
+  static constexpr int kRowsBytes = kBM * 128 * kStageBlocks, kWeightBytes = kPanels * kStageBlocks * kBlockBytes;
+  static constexpr int kStagedBlocks = Config::kStagedBlocks;  // m64 blocks of a warpgroup that are staged at a time
+  static_assert(kStagedBlocks == 1 || kStagedBlocks == kUnitBlocks, "blocks are staged one by one or all at once");
+  static constexpr int kColumns = kStagedBlocks * (Config::kSwiglu ? 32 : 64);  // staged outputs of a warpgroup
+  static constexpr int kPitch = kColumns * 2 + 16;                            // +16: rows of a matrix store fall into different banks
+  static constexpr int kStagingAt = kStages * kRowsBytes;
+  static constexpr int kWeightAt = kStagingAt + (kGroups * kBM * kPitch + 127) / 128 * 128;
+  static constexpr int kRecords = kStages + 1;  // one tile at its end while every stage holds another
+  static constexpr int kRecordBytes = 32;
+  static constexpr int kRecordsAt = kWeightAt + kStages * kWeightBytes;
+  static constexpr int kBarriersAt = kRecordsAt + kRecords * kRecordBytes;
+  static constexpr int kRoleAt = kBarriersAt + 2 * kStages * 8;
+  static constexpr int kSharedBytes = kRoleAt + 16;
+  static_assert(kSharedBytes == Config::kSharedBytes, "host and device disagree on shared memory");
+
+  // Register budget: the sum over warpgroups must fit what the launch gave, or setmaxnreg waits for ever.
+  static constexpr int kEntryRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kProducerRegisters = kGroups == 4 ? 32 : 40;
+  static constexpr int kConsumerRegisters = (kEntryRegisters * (kGroups + 1) - kProducerRegisters) / kGroups / 8 * 8;
+
+  // L2 hints of the weights, as in w4a16_mma: evict-first where a tile's weights serve no other tile, except for the first bytes of
+  // a long stream, which replace what may be dirty.
+  static constexpr int64_t kTileBytes = int64_t(kPanels) * kBlocks * kBlockBytes;
+  static constexpr int64_t kLongStream = int64_t(256) << 20, kSweep = int64_t(128) << 20;
+
+  struct Record {
+    int row, rows;  // of the output; rows = 0 ends the stream
+    int width;      // rows of the instruction
+    int panel;      // first panel of the tile
+    int stages;
+    int cut;  // where the tile was cut, -1: whole
+    int unused[2];
+  };
+  static_assert(sizeof(Record) == kRecordBytes);
+
+  struct Cursor {
+    int stage = 0;
+    uint32_t phase = 0;
+    int record = 0;
+    __device__ __forceinline__ void next_record() { record = record == kRecords - 1 ? 0 : record + 1; }
+    __device__ __forceinline__ void advance() {
+      if (++stage == kStages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    }
+  };
+
+  uint8_t* const shared;
+  const int warp, lane;
+
+  __device__ __forceinline__ explicit W4A16Wgmma(uint8_t* memory)
+      : shared(memory), warp(__shfl_sync(0xffffffffu, thread() / 32, 0)), lane(thread() % 32) {}
+
+  // Read anew by every object: what one part of a tile derives from it must not live in registers through the others.
+  __device__ __forceinline__ static int thread() {
+    int index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+  }
+
+  __device__ __forceinline__ uint64_t* full(int stage) const { return reinterpret_cast<uint64_t*>(shared + kBarriersAt) + stage; }
+  __device__ __forceinline__ uint64_t* empty(int stage) const { return full(kStages + stage); }
+  __device__ __forceinline__ Record& record(const Cursor& cursor) const { return reinterpret_cast<Record*>(shared + kRecordsAt)[cursor.record]; }
+
+  // Read where they are used: a value alive on both sides of the role branch would be spilled by the small producer.
+  __device__ __forceinline__ static int cta() {
+    int index;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+    return index;
+  }
+
+  // ---------------------------------------------------------------- producer
+  __device__ __forceinline__ void produce(const W4A16WgmmaParams& p) {
+    Rows rows(p.rows, lane);
+    const int tiles = rows.count() * kTilesN;
+    const KPieces pieces(tiles, gridDim.x, kTileStages, Config::kCuts);
+    const int swept = tiles * kTileBytes > kLongStream ? static_cast<int>(kSweep / kTileBytes) : 0;
+    Cursor cursor;
+    int ticket = cta();
+#pragma unroll 1
+    while (ticket < pieces.tickets()) {
+      // One fetch a ticket makes `tickets` fetches a launch: the wrap leaves zero behind for the next one.
+      int next = 0;
+      if (lane == 0) next = gridDim.x + atomicInc(p.ticket, pieces.tickets() - 1);
+      const int piece = ticket - pieces.whole;
+      int stage = piece < 0 ? 0 : pieces.begin(piece);
+      const int end = piece < 0 ? kTileStages : pieces.begin(piece + 1);
+#pragma unroll 1
+      while (stage < end) {
+        const int within = piece < 0 ? 0 : stage / kTileStages;
+        const int first = stage - within * kTileStages, last = min(kTileStages, first + end - stage);
+        const int cut = first > 0 ? piece : last < kTileStages ? piece + 1 : -1;
+        part(p, rows, cursor, piece < 0 ? ticket : pieces.whole + within, first, last, cut, ticket < swept);
+        stage += last - first;
+      }
+      ticket = __shfl_sync(0xffffffffu, next, 0);
+    }
+    wait(empty(cursor.stage), cursor.phase ^ 1);
+    if (lane == 0) {
+      record(cursor).rows = 0;
+      Barrier::arrive(full(cursor.stage));
+    }
+  }
+
+  // Stages [first, last) of a tile.
+  __device__ __forceinline__ void part(const W4A16WgmmaParams& p, Rows& walk, Cursor& cursor, int tile, int first, int last, int cut, bool sweeps) {
+    const auto group = walk.at(tile / kTilesN);
+    const int place = tile - group.before * kTilesN;
+    const int panel_tile = place / group.tiles, row_tile = place - panel_tile * group.tiles;
+    // Rows are spread evenly over the expert's tiles, so that all of them take narrow instructions.
+    const int height = Widths::of((group.rows + group.tiles - 1) / group.tiles);
+    const int row = group.first + row_tile * height;
+    const int count = Rows::Source::owned(p.rows, group.expert, row, min(height, group.rows - row_tile * height), lane);
+    if (count == 0) return;
+    const int width = Widths::of(count);
+    const uint8_t* weight = p.weight + (int64_t(group.expert) * kRowPanels + panel_tile * kPanels) * kBlocks * kBlockBytes;
+    const uint64_t hint = group.tiles == 1 && !sweeps ? kEvictFirst : kEvictNormal;
+    wait(empty(cursor.stage), cursor.phase ^ 1);
+    if (lane == 0) {
+      Record& next = record(cursor);
+      next.row = row, next.rows = count, next.width = width;
+      next.panel = panel_tile * kPanels, next.stages = last - first, next.cut = cut;
+    }
+#pragma unroll 1
+    for (int k = first; k < last; ++k) {
+      wait(empty(cursor.stage), cursor.phase ^ 1);
+      if (cute::elect_one_sync()) fill(p, cursor.stage, k, row, width, weight, hint);
+      cursor.advance();
+    }
+    cursor.next_record();
+  }
+
+  __device__ __forceinline__ void fill(const W4A16WgmmaParams& p, int stage, int k, int row, int width, const uint8_t* weight, uint64_t hint) {
+    uint64_t* barrier = full(stage);
+    const int boxes = (width + kBoxRows - 1) / kBoxRows;
+    Barrier::arrive_and_expect_tx(barrier, kWeightBytes + boxes * kBoxRows * 128 * kStageBlocks);
+    uint8_t* blocks = shared + kWeightAt + stage * kWeightBytes;
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i)
+      bulk_copy(blocks + i * kStageBlocks * kBlockBytes, weight + (int64_t(i) * kBlocks + k * kStageBlocks) * kBlockBytes,
+                kStageBlocks * kBlockBytes, barrier, hint);
+    uint8_t* tile = shared + stage * kRowsBytes;
+#pragma unroll
+    for (int block = 0; block < kStageBlocks; ++block)
+      for (int box = 0; box < boxes; ++box)
+        cute::SM90_TMA_LOAD_2D::copy(&p.x, barrier, kEvictLast, tile + block * kBM * 128 + box * kBoxRows * 128,
+                                     (k * kStageBlocks + block) * 64, row + box * kBoxRows);
+  }
+
+  // ---------------------------------------------------------------- consumers
+  __device__ __forceinline__ void consume(const W4A16WgmmaParams& p) {
+    Cursor cursor;
+    while (true) {
+      wait(full(cursor.stage), cursor.phase);
+      const Record& tile = record(cursor);
+      if (tile.rows == 0) break;
+      W4A16Wgmma(shared).multiply(p, cursor, tile);
+      cursor.next_record();
+    }
+    cute::tma_store_wait<0>();  // shared memory must outlive its readers
+  }
+
+  // What a warp holds of one 64-k block before it is decoded: a word a k16 step and a scale pair a group of 32.
+  struct Codes {
+    uint32_t words[kUnitBlocks][4];
+    uint32_t scales[kUnitBlocks][2];
+  };
+
+  template <int kSteps>
+  using Fragments = Fragment[kSteps][kUnitBlocks];
+  using Sums = float[kUnitBlocks][kBM / 2];
+
+  __device__ __forceinline__ int first_unit() const { return kUnitBlocks == 2 ? warp % 4 : warp % 8; }
+  __device__ __forceinline__ int panel_of_group() const { return kUnitBlocks == 2 ? warp / 4 : warp / 8; }
+
+  __device__ __forceinline__ void load(Codes& codes, uint32_t block) const {
+#pragma unroll
+    for (int m = 0; m < kUnitBlocks; ++m) {
+      const uint4 words = load_shared_128(block + m * 4 * 512);
+      codes.words[m][0] = words.x, codes.words[m][1] = words.y, codes.words[m][2] = words.z, codes.words[m][3] = words.w;
+      const uint2 scales = load_shared_64(block + scale_distance() + m * 2 * 128);
+      codes.scales[m][0] = scales.x, codes.scales[m][1] = scales.y;
+    }
+  }
+
+  // From a lane's codes to its scales within a block.
+  __device__ __forceinline__ uint32_t scale_distance() const {
+    const int unit = first_unit();
+    return kCodeBytes + unit / 2 * 128 + lane / 4 * 16 + unit % 2 * 8 - (unit * 512 + lane * 16);
+  }
+
+  template <int kSteps>
+  __device__ __forceinline__ static void decode(Fragments<kSteps>& fragments, const Codes& codes, int first_step) {
+#pragma unroll
+    for (int m = 0; m < kUnitBlocks; ++m)
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+        Decode::decode(fragments[step][m], codes.words[m][first_step + step], Decode::scales(codes.scales[m][(first_step + step) / 2]));
+  }
+
+  __device__ __forceinline__ void multiply(const W4A16WgmmaParams& p, Cursor& cursor, const Record& tile) {
+    Sums sums = {};
+    accumulate<0>(sums, cursor, tile);
+    if (tile.cut >= 0 && !join(p, sums, tile)) return;
+    const W4A16Wgmma end(shared);
+#pragma unroll
+    for (int first = 0; first < kUnitBlocks; first += kStagedBlocks) {
+      end.stage_out(sums, first, tile);
+      end.copy_out(p, first, tile);
+    }
+  }
+
+  // The tile in the narrowest instruction that holds its rows. All widths share the registers of the widest: sums of their own
+  // would be given registers side by side.
+  template <int kIndex>
+  __device__ __forceinline__ void accumulate(Sums& sums, Cursor& cursor, const Record& tile) const {
+    constexpr int kWidth = Widths::at(kIndex);
+    if constexpr (kWidth < kBM) {
+      if (tile.width != kWidth) return accumulate<kIndex + 1>(sums, cursor, tile);
+    }
+    // k16 steps of a group of products: few where the sums leave no room for fragments.
+    constexpr int kSteps = kUnitBlocks * kWidth > 256 ? 1 : Config::kGroupSteps;
+    constexpr int kRounds = 4 / kSteps;  // groups of a 64-k block
+    Fragments<kSteps> fragments[2];
+    Codes codes;
+    const uint32_t blocks = shared_address(shared + kWeightAt) + panel_of_group() * kStageBlocks * kBlockBytes + first_unit() * 512 + lane * 16;
+    const uint32_t rows = wgmma_descriptor(shared_address(shared));
+    const int stages = tile.stages;
+    int last_stage = 0;
+    load(codes, blocks + cursor.stage * kWeightBytes);
+    decode<kSteps>(fragments[0], codes, 0);
+#pragma unroll 1
+    for (int k = 0; k < stages; ++k) {
+      const int stage = cursor.stage;
+      cursor.advance();
+      const uint32_t tile_rows = __shfl_sync(0xffffffffu, rows + stage * (kRowsBytes / 16), 0);
+#pragma unroll
+      for (int block = 0; block < kStageBlocks; ++block) {
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round) {
+          const int now = (block * kRounds + round) % 2;
+          auto fetch = [&] {
+            if (block + 1 < kStageBlocks) {
+              load(codes, blocks + stage * kWeightBytes + (block + 1) * kBlockBytes);
+            } else if (k + 1 < stages) {
+              wait(full(cursor.stage), cursor.phase);
+              load(codes, blocks + cursor.stage * kWeightBytes);
+            }
+          };
+          wgmma_fence();
+#pragma unroll
+          for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+            for (int m = 0; m < kUnitBlocks; ++m)
+              Wgmma<kWidth>::multiply(sums[m], fragments[now][step][m], tile_rows + block * kBM * 8 + (round * kSteps + step) * 2);
+          wgmma_commit();
+          if (kRounds == 1) fetch();
+          wgmma_wait<1>();
+          if (block == 0 && round == 0 && k > 0) Barrier::arrive(empty(last_stage));  // all lanes: racecheck follows no other form
+          decode<kSteps>(fragments[now ^ 1], codes, (round + 1) % kRounds * kSteps);
+          if (kRounds > 1 && round == kRounds - 2) fetch();
+        }
+      }
+      last_stage = stage;
+    }
+    wgmma_wait<0>();
+    Barrier::arrive(empty(last_stage));
+  }
+
+  // ---------------------------------------------------------------- end of a tile
+  __device__ __forceinline__ int group() const { return warp / 4; }
+  __device__ __forceinline__ void group_sync() const { cutlass::arch::NamedBarrier::sync(128, 1 + group()); }
+  __device__ __forceinline__ static void consumers_sync() { cutlass::arch::NamedBarrier::sync(kGroups * 128, 0); }
+
+  // A part of a cut tile: the first of two leaves its sums behind and has no more to do, the second adds them to its own.
+  __device__ __forceinline__ bool join(const W4A16WgmmaParams& p, Sums& sums, const Record& tile) const {
+    const Joint joint(p.joints, tile.cut);
+    int* role = reinterpret_cast<int*>(shared + kRoleAt);
+    const int width = tile.width;
+    float4* memory = p.sums + int64_t(tile.cut - 1) * (kBM * kPanels * 32) + thread();
+    if (thread() == 0) *role = joint.first();
+    consumers_sync();
+    if (*role) {
+#pragma unroll
+      for (int m = 0; m < kUnitBlocks; ++m)
+#pragma unroll
+        for (int i = 0; i < kBM / 2; i += 4)
+          if (i < width / 2)
+            __stcg(memory + (m * kBM / 2 + i) / 4 * kGroups * 128, make_float4(sums[m][i], sums[m][i + 1], sums[m][i + 2], sums[m][i + 3]));
+      __threadfence();
+      consumers_sync();
+      if (thread() == 0) joint.leave();
+      return false;
+    }
+    if (thread() == 0) joint.take();
+    consumers_sync();
+#pragma unroll
+    for (int m = 0; m < kUnitBlocks; ++m)
+#pragma unroll
+      for (int i = 0; i < kBM / 2; i += 4) {
+        if (i >= width / 2) break;
+        const float4 other = __ldcg(memory + (m * kBM / 2 + i) / 4 * kGroups * 128);
+        sums[m][i] += other.x, sums[m][i + 1] += other.y, sums[m][i + 2] += other.z, sums[m][i + 3] += other.w;
+      }
+    return true;
+  }
+
+  __device__ __forceinline__ uint32_t staging() const { return shared_address(shared + kStagingAt) + group() * kBM * kPitch; }
+
+  // Sums to BF16, transposed: one line of staging holds one token row's outputs of the warpgroup. Interleaved weights without
+  // SwiGLU keep their gate columns first, then their up columns.
+  __device__ __forceinline__ void stage_out(const Sums& sums, int first, const Record& tile) const {
+    cute::tma_store_wait<0>();
+    group_sync();
+    const int width = tile.width, matrix = lane / 8, half = Config::kSwiglu ? 0 : matrix % 2, token = Config::kSwiglu ? lane % 16 : matrix / 2 * 8 + lane % 8;
+#pragma unroll
+    for (int m = 0; m < kStagedBlocks; ++m) {
+      const int neurons = m * 4 + warp % 4;
+      const int chunk = Config::kSwiglu ? neurons : Config::kInterleaved ? half * kStagedBlocks * 4 + neurons : neurons * 2 + half;
+      const uint32_t line = staging() + token * kPitch + chunk * 16;
+#pragma unroll
+      for (int i = 0; i < kBM / 2; i += 8) {
+        if (i >= width / 2) break;
+        float value[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) value[j] = sums[first + m][i + j] * Decode::kSumScale;
+        if constexpr (Config::kSwiglu)
+          store_matrices(line + i * 2 * kPitch, pack_bf16(swiglu(value[0], value[2]), swiglu(value[1], value[3])),
+                         pack_bf16(swiglu(value[4], value[6]), swiglu(value[5], value[7])));
+        else
+          store_matrices(line + i * 2 * kPitch, pack_bf16(value[0], value[1]), pack_bf16(value[2], value[3]), pack_bf16(value[4], value[5]),
+                         pack_bf16(value[6], value[7]));
+      }
+    }
+    cutlass::arch::fence_view_async_shared();
+    group_sync();
+  }
+
+  // Only the tile's own rows: what lies behind them belongs to another expert or to nobody.
+  __device__ __forceinline__ void copy_out(const W4A16WgmmaParams& p, int first, const Record& tile) const {
+    constexpr int kSides = Config::kInterleaved && !Config::kSwiglu ? 2 : 1, kSideColumns = kColumns / kSides;
+    constexpr int kLimit = Config::kInterleaved ? Config::kN / 2 : Config::kN;
+    const int column = (tile.panel * 128 + (group() * kUnitBlocks + first) * 64) / (Config::kInterleaved ? 2 : 1);
+    const int columns = min(kSideColumns, kLimit - column);
+    for (int row = thread() % 128; row < tile.rows && columns > 0; row += 128)
+#pragma unroll
+      for (int side = 0; side < kSides; ++side) {
+        const uint8_t* from = shared + kStagingAt + (group() * kBM + row) * kPitch + side * kSideColumns * 2;
+        __nv_bfloat16* to = p.out + int64_t(tile.row + row) * (kLimit * kSides) + side * kLimit + column;
+        if constexpr (kLimit % 8 == 0) {
+          cute::SM90_BULK_COPY_S2G::copy(from, to, columns * 2);
+        } else {
+          for (int i = 0; i < columns; i += 4) *reinterpret_cast<uint2*>(to + i) = *reinterpret_cast<const uint2*>(from + i * 2);
+        }
+      }
+    cute::tma_store_arrive();
+  }
+
+  // ---------------------------------------------------------------- whole kernel
+  __device__ __forceinline__ void run(const W4A16WgmmaParams& p) {
+    if (thread() == 0) {
+      for (int i = 0; i < kStages; ++i) {
+        Barrier::init(full(i), 1);
+        Barrier::init(empty(i), kGroups * 128);
+      }
+      cutlass::arch::fence_barrier_init();
+    }
+    __syncthreads();
+    if (warp >= kGroups * 4) {
+      cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+      if (warp == kGroups * 4) produce(p);
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+      consume(p);
+    }
+  }
+};
+
+}  // namespace chord
