@@ -1,6 +1,5 @@
-"""Writes what documents restate: docs/env.md (the knobs), the table of docs/errors.md (the tree), the README's measured block.
-
-The measured block is copied from docs/performance.md, so run tools/make_performance.py before this.
+"""Writes what documents restate: docs/env.md (the knobs), the table of docs/errors.md (the tree), the README's measured block
+(benchmarks/results).
 
     python tools/make_docs.py            write
     python tools/make_docs.py --check    exit 1 when a page is behind the code
@@ -18,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from chord_jit import errors, knobs  # noqa: E402
+from chord_jit.bench import document, results  # noqa: E402
 
 ENV_HEAD = """# Environment variables
 
@@ -51,16 +51,6 @@ def errors_table() -> str:
     return "\n".join(lines)
 
 
-def measured(performance: str) -> str:
-    """Where and how each set of cases of docs/performance.md ran, and its table of rows."""
-    parts = []
-    for section in performance.split("\n## ")[1:]:
-        title, *paragraphs = section.strip().split("\n\n")
-        table = next(index for index, paragraph in enumerate(paragraphs) if paragraph.lstrip().startswith("|"))
-        parts += [f"### {title}", *(paragraph.strip() for paragraph in paragraphs[: table + 1] if not paragraph.startswith("!["))]
-    return "\n\n".join(parts) or "No run has been recorded yet."
-
-
 def between_marks(current: str, name: str, text: str) -> str:
     """``current`` with ``text`` between the marks of ``name``."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
@@ -74,11 +64,11 @@ def between_marks(current: str, name: str, text: str) -> str:
 def pages() -> dict[Path, str]:
     """Every generated page and what it should hold."""
     errors_path, readme = ROOT / "docs" / "errors.md", ROOT / "README.md"
-    performance = (ROOT / "docs" / "performance.md").read_text()
+    measured = document.measured(results.newest(ROOT / "benchmarks" / "results"))
     return {
         ROOT / "docs" / "env.md": env_page(),
         errors_path: between_marks(errors_path.read_text(), "errors", errors_table()),
-        readme: between_marks(readme.read_text(), "measured", measured(performance)),
+        readme: between_marks(readme.read_text(), "measured", measured),
     }
 
 

@@ -9,10 +9,17 @@ import torch
 
 from chord_jit.bench.timing import Spread
 
+_LEAST_CALLS, _MOST_CALLS = 20, 100
+_DRAIN_US = 20_000
 
-def host_time(call: Callable[[], object], *, batch: int = 100, batches: int = 15) -> Spread:
-    """Microseconds of one call that only enqueues; between batches the queue is drained outside the clock."""
-    for _ in range(20):
+
+def host_time(call: Callable[[], object], gpu_us: float, *, batches: int = 15) -> Spread:
+    """Microseconds of one call that only enqueues; between batches the queue is drained outside the clock.
+
+    ``gpu_us``: what one call takes on the GPU; a batch is as long as drains in a hundredth of a second or two.
+    """
+    batch = max(_LEAST_CALLS, min(_MOST_CALLS, int(_DRAIN_US / gpu_us)))
+    for _ in range(_LEAST_CALLS):
         call()
     samples = []
     for _ in range(batches):

@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 import torch
 
 from chord_jit.bench import check, ours, targets, workload
-from chord_jit.bench.cases import Case
+from chord_jit.bench.any_case import AnyCase
+from chord_jit.bench.dense import Dense
 from chord_jit.bench.host import host_time
 from chord_jit.bench.peers import Configuration, Humming
 from chord_jit.bench.power import Meter
 from chord_jit.bench.reader import FORMS, Reader
+from chord_jit.bench.sides import Inputs
 from chord_jit.bench.timing import Spread, interleave
-from chord_jit.bench.workload import Inputs, Weights
+from chord_jit.bench.workload import Weights
 from chord_jit.device import DeviceFacts
+from chord_jit.errors import ChordError
 from chord_jit.formats.w4a16 import PackedW4A16
 
 _SWEEP_ROUNDS = 16
+#: A first look at the peer's configurations: those that take this much longer than the fastest are out.
+_GLANCE_ROUNDS, _GLANCE_FACTOR = 4, 1.3
 _SETTLE_SECONDS = 1.0
+_SECONDS_PER_VARIANT = 0.8
 _READER_BAR_ROUNDS = 60
 #: Variants whose energy is worth the better part of a second each.
-_ENERGY = ("reader", "ours", "ours_swiglu", "peer_best")
+_ENERGY = ("reader", "ours", "ours_swiglu", "peer_best", "cublas")
 
 
 @dataclass(frozen=True, eq=False)
 class Peer:
-    """The peer's copy of the layer at hand and everything its heuristic ever picks for it."""
+    """The peer's copy of the layer at hand and, by layout, everything its heuristic ever picks for it."""
 
     layer: Humming
-    pool: list[Configuration]
+    pools: dict[str, list[Configuration]]
+
+    @classmethod
+    def of(cls, layer: Humming, layouts: Iterable[str]) -> Peer:
+        """Compiles every configuration for these layouts."""
+        return cls(layer, {layout: layer.own_configurations(layout) for layout in sorted(layouts)})
 
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """What every case of a run shares. ``flush`` evicts L2; ``energy`` asks for the sustained loops."""
+    """What every case of a run shares. ``flush`` evicts L2; ``energy`` asks for the sustained loops; ``dense``: cuBLAS."""
 
     facts: DeviceFacts
     generator: torch.Generator
@@ -43,22 +54,27 @@ class Bench:
     meter: Meter
     rounds: int
     energy: bool
+    dense: Dense | None = None
 
 
 class _Variant:
     """A call that takes part, and what is known of it so far."""
 
-    def __init__(self, call: Callable[[], object], **known):
+    def __init__(self, call: Callable[[], object] | None, **known):
         self.call, self.record = call, {"us": None, **known}
+
+    @classmethod
+    def refused(cls, reason: Exception, **known) -> _Variant:
+        return cls(None, error=float("inf"), refused=str(reason)[:300], **known)
 
     @property
     def right(self) -> bool:
-        return self.record["error"] <= targets.WRONG_ABOVE
+        return self.record.get("error", 0.0) <= targets.WRONG_ABOVE
 
 
 def reader_bar(bench: Bench, packed: PackedW4A16) -> dict | None:
     """The best reader at 760 MB, which a run must bring up to speed; ``None`` where the weight is smaller."""
-    experts = round(targets.READER_BAR_BYTES / packed.data[0].numel())
+    experts = targets.bar_experts(packed.data[0].numel())
     if experts > packed.experts:
         return None
     readers = _readers(packed, tuple(range(experts)))
@@ -66,45 +82,52 @@ def reader_bar(bench: Bench, packed: PackedW4A16) -> dict | None:
     return {"bytes": readers[form].bytes, "us": us.median, "form": form}
 
 
-def measure(bench: Bench, case: Case, weights: Weights, peer: Peer | None) -> dict:
-    """The row of ``case``. Whatever computes a wrong result keeps its error and gets no time."""
+def measure(bench: Bench, case: AnyCase, weights: Weights, peer: Peer | None) -> dict:
+    """The row of ``case``. Whatever computes a wrong result or is refused says so and gets no time."""
     inputs = workload.inputs(case, bench.generator)
-    readers = _readers(weights.plain, inputs.active)
-    for reader in readers.values():
-        reader.check()
+    row = _identity(case)
+    variants: dict[str, _Variant] = {}
+    if case.reads:
+        variants["reader"], row["reader_forms"] = _reader(bench, weights.plain, inputs.active)
+    if case.multiplies and bench.dense is not None:
+        variants["cublas"] = _Variant(bench.dense, flops=bench.dense.flops)
     wanted = check.exact(weights.plain, inputs, swiglu=False)
-    variants = {"ours": _ours(bench, case, weights.plain, inputs, wanted, swiglu=False)}
-    if weights.fused is not None:
-        fused = check.exact(weights.fused, inputs, swiglu=True)
-        variants["ours_swiglu"] = _ours(bench, case, weights.fused, inputs, fused, swiglu=True)
-    host = host_time(variants["ours"].call)
+    variants |= _ours_variants(bench, case, weights, inputs, wanted)
     if peer is not None:
         variants |= _peer_variants(bench, case, inputs, wanted, peer)
     right = {name: variant.call for name, variant in variants.items() if variant.right}
-    forms = interleave(readers, bench.flush, _SWEEP_ROUNDS)
-    form, _ = _fastest(forms)
-    variants["reader"] = _Variant(readers[form], form=form)
-    # Only the best reader takes turns with the kernels: seven readers among them would cool the GPU for everybody.
-    times = interleave({"reader": readers[form], **right}, bench.flush, bench.rounds, _SETTLE_SECONDS)
-    for name in ("reader", *right):
+    times = interleave(right, bench.flush, bench.rounds, _SETTLE_SECONDS, _SECONDS_PER_VARIANT * len(right))
+    for name in right:
         record = variants[name].record
         record["us"] = asdict(times[name])
         if bench.energy and name in _ENERGY:
             record["sustained"] = asdict(bench.meter.sustained(variants[name].call))
-    return {
-        **_identity(case),
-        "variants": {name: variant.record for name, variant in variants.items()},
-        "reader_forms": {name: spread.median for name, spread in forms.items()},
-        "host_us": asdict(host),
-    }
+    if "ours" in right:
+        row["host_us"] = asdict(host_time(right["ours"], times["ours"].median))
+    row["variants"] = {name: variant.record for name, variant in variants.items()}
+    return row
 
 
-def _identity(case: Case) -> dict:
-    layer, draw = case.layer, case.draw
+def _identity(case: AnyCase) -> dict:
+    layer = case.layer
     return {
-        "case": case.name, "layer": layer.name, "source": layer.source, "experts": layer.experts, "n": layer.n, "k": layer.k,
-        "tokens": draw.tokens, "seed": draw.seed, "active": draw.active, "busiest": draw.busiest, "rows": case.rows, "bytes": case.bytes,
+        "case": case.name, "family": case.family, "layout": case.layout, "layer": layer.name, "source": layer.source,
+        "experts": layer.experts, "n": layer.n, "k": layer.k, "size": case.size, "seed": case.seed, "active": case.active,
+        "busiest": case.busiest, "rows": case.rows, "bytes": case.bytes, "flops": case.flops,
     }  # fmt: skip
+
+
+def _reader(bench: Bench, packed: PackedW4A16, active: tuple[int, ...]) -> tuple[_Variant, dict[str, float]]:
+    """The best reader of the case, and the median of every form.
+
+    Only the best takes turns with the kernels: seven readers among them would cool the GPU for everybody.
+    """
+    readers = _readers(packed, active)
+    for reader in readers.values():
+        reader.check()
+    forms = interleave(readers, bench.flush, _SWEEP_ROUNDS)
+    form, _ = _fastest(forms)
+    return _Variant(readers[form], form=form), {name: spread.median for name, spread in forms.items()}
 
 
 def _readers(packed: PackedW4A16, active: tuple[int, ...]) -> dict[str, Reader]:
@@ -116,28 +139,52 @@ def _fastest(times: Mapping[str, Spread]) -> tuple[str, Spread]:
     return name, times[name]
 
 
-def _ours(bench: Bench, case: Case, weight: PackedW4A16, inputs: Inputs, wanted: torch.Tensor, *, swiglu: bool) -> _Variant:
-    bound = ours.public(case, weight, inputs, bench.facts, swiglu=swiglu)
-    bound.call()
-    return _Variant(bound.call, error=check.relative_l2(bound.out, wanted), schedule=str(bound.schedule))
+def _ours_variants(bench: Bench, case: AnyCase, weights: Weights, inputs: Inputs, wanted: torch.Tensor) -> dict[str, _Variant]:
+    """Ours, with SwiGLU where the layer is gated, and the companions on inputs of their own."""
+    found = {"ours": _ours(bench, case, weights.plain, inputs, wanted, swiglu=False)}
+    if weights.fused is not None:
+        fused = check.exact(weights.fused, inputs, swiglu=True)
+        found["ours_swiglu"] = _ours(bench, case, weights.fused, inputs, fused, swiglu=True)
+    for name, other in case.companions:
+        others = workload.inputs(other, bench.generator)
+        found[name] = _ours(bench, other, weights.plain, others, check.exact(weights.plain, others, swiglu=False), swiglu=False)
+    return found
 
 
-def _peer_variants(bench: Bench, case: Case, inputs: Inputs, wanted: torch.Tensor, peer: Peer) -> dict[str, _Variant]:
+def _ours(bench: Bench, case: AnyCase, weight: PackedW4A16, inputs: Inputs, wanted: torch.Tensor, *, swiglu: bool) -> _Variant:
+    try:
+        bound = ours.public(case, weight, inputs, bench.facts, swiglu=swiglu)
+        bound.call()
+        error = check.relative_l2(bound.out, wanted)
+    except (ChordError, RuntimeError) as refused:
+        return _Variant.refused(refused)
+    return _Variant(bound.call, error=error, schedule=str(bound.schedule))
+
+
+def _peer_variants(bench: Bench, case: AnyCase, inputs: Inputs, wanted: torch.Tensor, peer: Peer) -> dict[str, _Variant]:
     """The peer's default, and the fastest of its configurations that computes the right thing."""
     out = inputs.empty_output(case.layer.n)
 
     def variant(configuration: Configuration) -> _Variant:
-        call = peer.layer.call(configuration, inputs.x, inputs.topk_ids, out)
-        out.fill_(float("nan"))
         try:
+            call = peer.layer.call(configuration, inputs.x, out, inputs.peer_arguments(configuration.block_m))
+            out.fill_(float("nan"))
             call()
+            error = check.relative_l2(check.forget_idle(out, wanted), wanted)
         except RuntimeError as refused:
-            return _Variant(call, error=float("inf"), configuration=str(configuration), refused=str(refused)[:200])
-        return _Variant(call, error=check.relative_l2(out, wanted), configuration=str(configuration))
+            return _Variant.refused(refused, configuration=str(configuration))
+        return _Variant(call, error=error, configuration=str(configuration))
 
-    tried = {str(index): variant(configuration) for index, configuration in enumerate((peer.layer.default(case.rows), *peer.pool))}
+    try:
+        pool = (peer.layer.default(case.layout, case.rows), *peer.pools[case.layout])
+    except Exception as refused:  # a package of others may raise anything, and a row without its peer is still a row
+        return {"peer_default": _Variant.refused(refused)}
+    tried = {str(index): variant(configuration) for index, configuration in enumerate(pool)}
     right = {name: one.call for name, one in tried.items() if one.right}
     if not right:
         return {"peer_default": tried["0"]}
-    best, _ = _fastest(interleave(right, bench.flush, _SWEEP_ROUNDS))
+    glance = interleave(right, bench.flush, _GLANCE_ROUNDS)
+    _, first = _fastest(glance)
+    near = {name: right[name] for name, spread in glance.items() if spread.median <= _GLANCE_FACTOR * first.median}
+    best, _ = _fastest(interleave(near, bench.flush, _SWEEP_ROUNDS))
     return {"peer_default": tried["0"], "peer_best": _Variant(tried[best].call, **tried[best].record, tried=len(tried))}

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 
-from chord_jit import api
-from chord_jit.bench.cases import Case
-from chord_jit.bench.workload import Inputs
+from chord_jit.bench import sides
+from chord_jit.bench.any_case import AnyCase
+from chord_jit.bench.sides import Inputs
 from chord_jit.device import DeviceFacts
 from chord_jit.errors import InputError
-from chord_jit.families.indexed import FAMILY, IndexedFamily
-from chord_jit.families.indexed_problem import IndexedProblem
+from chord_jit.families.base import Family
 from chord_jit.formats.w4a16 import PackedW4A16
-from chord_jit.routing.indexed import IndexedRouting
-from chord_jit.schedules.legality import violations
 from chord_jit.schedules.schedule import Schedule
 
 _OVERRIDABLE = tuple(field.name for field in fields(Schedule) if field.name != "kernel")
@@ -32,7 +29,6 @@ class Bound:
 
     call: Callable[[], object]
     out: torch.Tensor
-    routing: IndexedRouting
     schedule: Schedule
 
 
@@ -54,47 +50,38 @@ def overrides(schedule: Schedule) -> dict[str, str]:
     return {f"CHORD_W4A16_{name.upper()}": str(getattr(schedule, name)) for name in _OVERRIDABLE}
 
 
-class Fixed(IndexedFamily):
-    """The indexed family with one schedule for every problem: what lets schedules take turns within one process."""
-
-    def __init__(self, schedule: Schedule):
-        super().__init__()
-        self._schedule = schedule
-
-    def schedule(self, problem: IndexedProblem) -> Schedule:
-        """The fixed schedule. Raises ``InputError`` where it is illegal."""
-        broken = violations(problem, self._schedule)
-        if broken:
-            raise InputError(f"time {self._schedule}", "; ".join(broken), {"n": problem.n, "k": problem.k}, "leave this schedule out")
-        return self._schedule
+def free_problem(case: AnyCase, facts: DeviceFacts, *, swiglu: bool) -> object:
+    """The problem of ``case`` while what its inputs are built with may still follow the schedule."""
+    return sides.of(case).free_problem(case, facts, swiglu=swiglu)
 
 
-def free_problem(case: Case, facts: DeviceFacts, *, swiglu: bool) -> IndexedProblem:
-    """The problem of ``case`` while the block size of its routing may still be chosen."""
-    layer = case.layer
-    return FAMILY.problem(facts, layer.experts, layer.n, layer.k, case.rows / layer.experts, interleaved=swiglu, swiglu=swiglu)
+def chosen(case: AnyCase, facts: DeviceFacts, *, swiglu: bool, schedule: Schedule | None = None) -> tuple[object, Schedule]:
+    """The problem that a call on ``case`` poses, its inputs built for it, and the schedule it gets.
+
+    ``schedule``: one of the caller's choice instead; ``InputError`` where it is illegal for the case.
+    """
+    return sides.of(case).chosen(case, facts, swiglu=swiglu, family=_family(case, schedule))
 
 
-def chosen(case: Case, facts: DeviceFacts, *, swiglu: bool, family: IndexedFamily = FAMILY) -> tuple[IndexedProblem, Schedule]:
-    """The problem that a call on ``case`` poses, its routing built for it, and the schedule it gets."""
-    free = free_problem(case, facts, swiglu=swiglu)
-    problem = replace(free, block_m=family.schedule(free).bm)
-    return problem, family.schedule(problem)
-
-
-def public(case: Case, weight: PackedW4A16, inputs: Inputs, facts: DeviceFacts, *, swiglu: bool) -> Bound:
-    """``api.indexed`` with ``out=``: what a user calls, checks included."""
+def public(case: AnyCase, weight: PackedW4A16, inputs: Inputs, facts: DeviceFacts, *, swiglu: bool) -> Bound:
+    """The public call with ``out=``: what a user calls, checks included."""
     problem, schedule = chosen(case, facts, swiglu=swiglu)
-    routing = api.align_blocks(inputs.topk_ids, problem.block_m, case.layer.experts)
-    out = inputs.empty_output(weight.n // 2 if swiglu else weight.n)
-    return Bound(lambda: api.indexed(inputs.x, weight, routing, swiglu=swiglu, out=out), out, routing, schedule)
+    out = _output(weight, inputs, swiglu)
+    return Bound(sides.of(case).public_call(problem, weight, inputs, out), out, schedule)
 
 
-def scheduled(case: Case, weight: PackedW4A16, inputs: Inputs, facts: DeviceFacts, schedule: Schedule, *, swiglu: bool) -> Bound:
+def scheduled(case: AnyCase, weight: PackedW4A16, inputs: Inputs, facts: DeviceFacts, schedule: Schedule, *, swiglu: bool) -> Bound:
     """The same call with a schedule of the caller's choice. Raises ``InputError`` where it is illegal for the case."""
-    family = Fixed(schedule)
-    problem, _ = chosen(case, facts, swiglu=swiglu, family=family)
-    routing = api.align_blocks(inputs.topk_ids, problem.block_m, case.layer.experts)
-    out = inputs.empty_output(weight.n // 2 if swiglu else weight.n)
-    wishes = dict(swiglu=swiglu, topk_weights=None, expected_rows=None, checked=False, out=out)
-    return Bound(lambda: family.run(inputs.x, weight, routing, **wishes), out, routing, schedule)
+    side, family = sides.of(case), _family(case, schedule)
+    problem, _ = side.chosen(case, facts, swiglu=swiglu, family=family)
+    out = _output(weight, inputs, swiglu)
+    return Bound(side.family_call(family, problem, weight, inputs, out), out, schedule)
+
+
+def _family(case: AnyCase, schedule: Schedule | None) -> Family:
+    side = sides.of(case)
+    return side.family if schedule is None else side.fixed(schedule)
+
+
+def _output(weight: PackedW4A16, inputs: Inputs, swiglu: bool) -> torch.Tensor:
+    return inputs.empty_output(weight.n // 2 if swiglu else weight.n)

@@ -1,7 +1,7 @@
 """The peer: the W4A16 MoE kernel of ``humming-kernels``, in its default configuration and in the best of its own.
 
 Its heuristic picks one configuration per row count; the best of its own is the fastest, for a case, of every
-configuration that the heuristic picks for the layer at any row count. Weights keep all 16 codes: without code 0 the
+configuration that the heuristic picks for the layer and its kind of GEMM at any row count. Weights keep all 16 codes: without code 0 the
 package would re-encode them to another format, which is slower.
 """
 
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import torch
 
-from chord_jit.bench.cases import Layer
+from chord_jit.bench.layers import Layer
 from chord_jit.formats.w4a16 import GROUP
-from chord_jit.routing.indexed import IndexedRouting, align_blocks
 
 NAME = "humming-kernels"
-_COMPUTE = {"gemm_type": "indexed"}
+#: Layout of a case to the peer's kind of GEMM.
+_GEMM_TYPES = {"indexed": "indexed", "masked": "grouped_masked", "offsets": "grouped_contiguous"}
 _EVERY_ROW_COUNT = 1 << 30
 _LOCKS = 2048
 
@@ -68,36 +68,30 @@ class Humming:
         )
         HummingLayerMethod.transform_humming_layer(self._module)
         self._meta = self._module.humming_metas[""]
-        self._layer = layer
         self._locks = torch.zeros(_LOCKS, dtype=torch.int32, device=words.device)
 
-    def default(self, rows: int) -> Configuration:
-        """The configuration that the peer's heuristic picks for ``rows`` routed rows."""
+    def default(self, layout: str, rows: int) -> Configuration:
+        """The configuration that the peer's heuristic picks for ``rows`` rows in all."""
         from humming.tune import get_heuristics_config
 
-        return self._compile([dict(get_heuristics_config(self._meta, shape_m=rows, **_COMPUTE))])[0]
+        return self._compile(layout, [dict(get_heuristics_config(self._meta, shape_m=rows, **_compute(layout)))])[0]
 
-    def own_configurations(self) -> list[Configuration]:
+    def own_configurations(self, layout: str) -> list[Configuration]:
         """Every configuration that the heuristic picks for this layer at some row count, compiled."""
         from humming.tune import get_heuristics_config
 
         distinct: list[dict] = []
-        for _, _, tuning in get_heuristics_config(self._meta, **_COMPUTE):
+        for _, _, tuning in get_heuristics_config(self._meta, **_compute(layout)):
             # num_sms trims the grid to the row count the entry was made for; other row counts want the whole GPU.
             tuning = {key: value for key, value in dict(tuning).items() if key != "num_sms"}
             if tuning not in distinct:
                 distinct.append(tuning)
-        return self._compile(distinct)
+        return self._compile(layout, distinct)
 
-    def routing(self, configuration: Configuration, topk_ids: torch.Tensor) -> IndexedRouting:
-        """The blocks of ``topk_ids`` at the configuration's block size."""
-        return align_blocks(topk_ids, configuration.block_m, self._layer.experts)
-
-    def call(self, configuration: Configuration, x: torch.Tensor, topk_ids: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
-        """A call without arguments that enqueues the peer's kernel. ``topk_ids``: int32 [M, top_k] over the rows of ``x``."""
+    def call(self, configuration: Configuration, x: torch.Tensor, out: torch.Tensor, rows: dict) -> Callable[[], None]:
+        """A call without arguments that enqueues the peer's kernel. ``rows``: see ``sides.Inputs.peer_arguments``."""
         from humming.ops import launch_kernel
 
-        routing = self.routing(configuration, topk_ids)
         arguments = dict(
             configs=configuration.handle,
             inputs=x,
@@ -105,17 +99,18 @@ class Humming:
             weight_scale=self._module.weight_scale,
             outputs=out,
             locks=self._locks,
-            sorted_ids=routing.sorted_ids,
-            expert_ids=routing.expert_ids,
-            num_tokens_padded=routing.num_tokens_padded,
-            top_k=routing.top_k,
+            **rows,
         )
         return lambda: launch_kernel(**arguments)
 
-    def _compile(self, tunings: list[dict]) -> list[Configuration]:
+    def _compile(self, layout: str, tunings: list[dict]) -> list[Configuration]:
         from humming.kernel.humming import HummingKernel
 
         intervals = [[index, index + 1, tuning] for index, tuning in enumerate(tunings)]
-        table = HummingKernel.prepare_kernels(self._meta.to_str(), json.dumps(_COMPUTE), json.dumps(intervals)).view(-1, 4).clone()
+        table = HummingKernel.prepare_kernels(self._meta.to_str(), json.dumps(_compute(layout)), json.dumps(intervals)).view(-1, 4).clone()
         table[:, 0], table[:, 1] = 0, _EVERY_ROW_COUNT
         return [Configuration(tuning, row.contiguous()) for tuning, row in zip(tunings, table, strict=True)]
+
+
+def _compute(layout: str) -> dict[str, str]:
+    return {"gemm_type": _GEMM_TYPES[layout]}

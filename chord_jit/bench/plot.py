@@ -1,20 +1,40 @@
-"""The picture of a result: time per call by tokens, one panel a layer."""
+"""The picture of a result, one panel a layer: time per call by tokens, or the rate by rows between its two roofs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from chord_jit.bench import report, targets
 
 #: Variant, label and colour, in the order of the bars.
+_READER = ("reader", "read only", "#9aa0a6")
 _SERIES = (
-    ("reader", "read only", "#9aa0a6"),
     ("ours", "chord_jit", "#1a73e8"),
     ("ours_swiglu", "chord_jit with SwiGLU", "#12b5cb"),
     ("peer_best", "{peer}, best of its own", "#f29900"),
     ("peer_default", "{peer}, default", "#e8710a"),
 )
+
+
+@dataclass(frozen=True)
+class _View:
+    """How a family's rows are drawn. ``bars``: series; ``lines``: roofs across them, which no bar should pass."""
+
+    bars: tuple[tuple[str, str, str], ...]
+    lines: tuple[tuple[str, str, str], ...]
+    value: Callable[[Mapping, str], float | None]
+    across: str
+    up: str
+
+
+_VIEWS = {
+    "indexed": _View((_READER, *_SERIES), (), targets.median, "tokens", "us per call, L2 cold"),
+    "grouped": _View(
+        _SERIES, (("cublas", "cuBLAS 8192^3", "#202124"), _READER), targets.tflops, "rows per expert", "TFLOP/s, L2 cold"
+    ),
+}
 
 
 def draw(result: Mapping, path: Path) -> None:
@@ -36,13 +56,19 @@ def draw(result: Mapping, path: Path) -> None:
 
 
 def _panel(axis, rows: list[Mapping], peer: Mapping | None) -> None:
-    timed = [entry for entry in _SERIES if any(targets.median(row, entry[0]) is not None for row in rows)]
-    width = 0.84 / len(timed)
+    view = _VIEWS[rows[0]["family"]]
+    timed = [entry for entry in view.bars if any(view.value(row, entry[0]) is not None for row in rows)]
+    width = 0.84 / max(1, len(timed))
     for index, (variant, label, colour) in enumerate(timed):
-        heights = [targets.median(row, variant) or float("nan") for row in rows]
+        heights = [view.value(row, variant) or float("nan") for row in rows]
         places = [place + (index - (len(timed) - 1) / 2) * width for place in range(len(rows))]
         axis.bar(places, heights, width, color=colour, label=label.format(peer=peer["name"] if peer else ""))
-    axis.set_xticks(range(len(rows)), [str(row["tokens"]) for row in rows])
-    axis.set_xlabel("tokens")
-    axis.set_ylabel("us per call, L2 cold")
+    for variant, label, colour in view.lines:
+        roofs = [(place, value) for place, row in enumerate(rows) if (value := view.value(row, variant)) is not None]
+        if roofs:
+            places, values = zip(*roofs, strict=True)
+            axis.hlines(values, [p - 0.45 for p in places], [p + 0.45 for p in places], color=colour, label=label)
+    axis.set_xticks(range(len(rows)), [str(row["size"]) for row in rows])
+    axis.set_xlabel(view.across)
+    axis.set_ylabel(view.up)
     axis.spines[["top", "right"]].set_visible(False)

@@ -1,21 +1,21 @@
-"""Results on disk: one JSON per run, tied by a hash to the kernels that it measured."""
+"""Results on disk: one JSON per run, tied by a hash to the kernels that it launched."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from chord_jit import assets, schedules
-from chord_jit.bench import targets
+from chord_jit.bench import kernels, targets
 from chord_jit.bench.cases import CASES
+from chord_jit.device import DeviceFacts
 from chord_jit.errors import InputError
 
-SCHEMA = 1
+SCHEMA = 2
 #: Case sets that documents quote. Other sets are for quick runs and prove nothing.
-PUBLISHED = ("decode", "tp8")
+PUBLISHED = ("decode", "tp8", "grouped", "ragged", "ep")
 
 
 def tree_files() -> list[tuple[str, Path]]:
@@ -36,12 +36,18 @@ def tree_files() -> list[tuple[str, Path]]:
 
 def tree_hash(files: Iterable[tuple[str, Path]] | None = None) -> str:
     """SHA-256 over names and bytes of ``tree_files``, each length-prefixed so that no two trees run together."""
-    digest = hashlib.sha256()
-    for name, path in tree_files() if files is None else files:
-        for part in (name.encode(), path.read_bytes()):
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(part)
-    return digest.hexdigest()
+    parts = ((name.encode(), path.read_bytes()) for name, path in (tree_files() if files is None else files))
+    return kernels.digest(part for pair in parts for part in pair)
+
+
+def kernels_hash(result: Mapping) -> str:
+    """The hash of what the rows of ``result`` launch on the GPU that it names, as the tree stands.
+
+    A recorded run counts as long as this is the ``kernels_hash`` that it holds: kernels that it never launched may change.
+    """
+    measured = {row["case"] for row in result["rows"]}
+    cases = [case for case in CASES.get(result["case_set"], ()) if case.name in measured]
+    return kernels.fingerprint(cases, DeviceFacts(**result["facts"]))
 
 
 def doubts(result: Mapping) -> list[str]:
@@ -52,6 +58,7 @@ def doubts(result: Mapping) -> list[str]:
     absent = [case.name for case in CASES.get(result["case_set"], ()) if case.name not in {row["case"] for row in result["rows"]}]
     if absent:
         found.append(f"cases left out: {', '.join(absent)}")
+    found += result["failures"]
     if result["peer"] is None:
         found.append("no peer, not evidence")
     if result["commit"] == "unknown":
@@ -60,16 +67,23 @@ def doubts(result: Mapping) -> list[str]:
         found.append(f"schedules overridden: {result['override']}")
     if result["flush"] != "write":
         found.append(f"L2 flushed by {result['flush']}, not by write")
-    bar = result["reader_bar"]
-    if bar is None:
-        found.append(f"void: no reader was measured at {targets.READER_BAR_BYTES / 1e6:.0f} MB")
-    elif bar["bytes"] / bar["us"] / 1e6 < targets.READER_BAR_TBPS:
-        speed = bar["bytes"] / bar["us"] / 1e6
-        found.append(f"void: the reader reached {speed:.2f} TB/s at {bar['bytes'] / 1e6:.0f} MB, below {targets.READER_BAR_TBPS}")
+    found += _bar_doubts(result)
     wrong = [row["case"] for row in result["rows"] if targets.median(row, "ours") is None]
     if wrong:
         found.append("wrong results: " + ", ".join(wrong))
     return found
+
+
+def _bar_doubts(result: Mapping) -> list[str]:
+    """A set that holds a weight of the bar's size is void without a reader up to speed at it."""
+    bar, layers = result["reader_bar"], {case.layer for case in CASES.get(result["case_set"], ())}
+    if bar is None:
+        needed = any(targets.bar_experts(layer.expert_bytes) <= layer.experts for layer in layers)
+        return [f"void: no reader was measured at {targets.READER_BAR_BYTES / 1e6:.0f} MB"] if needed else []
+    speed = bar["bytes"] / bar["us"] / 1e6
+    if speed < targets.READER_BAR_TBPS:
+        return [f"void: the reader reached {speed:.2f} TB/s at {bar['bytes'] / 1e6:.0f} MB, below {targets.READER_BAR_TBPS}"]
+    return []
 
 
 def file_name(result: Mapping) -> str:

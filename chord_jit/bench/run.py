@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
 import torch
 
 from chord_jit import device
-from chord_jit.bench import measure, ours, peers, reader, results, workload
-from chord_jit.bench.cases import Case
+from chord_jit.bench import kernels, measure, peers, reader, results, workload
+from chord_jit.bench.any_case import AnyCase
+from chord_jit.bench.dense import Dense
+from chord_jit.bench.layers import Layer
 from chord_jit.bench.power import Meter
 from chord_jit.bench.timing import WriteFlush
 from chord_jit.device import DeviceFacts
-from chord_jit.errors import CompileError
-from chord_jit.families.indexed import FAMILY
-from chord_jit.jit.spec import KernelSpec
 from chord_jit.jit.warmup import warm_up
 
 #: ``on_step(text, done, total)``: steps are cases; ``text`` says what runs now.
 OnStep = Callable[[str, int, int], None]
+#: ``on_row(result)``: the result as far as it has come, after each case.
+OnRow = Callable[[dict], None]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Request:
     """
 
     case_set: str
-    cases: Sequence[Case]
+    cases: Sequence[AnyCase]
     rounds: int = 100
     peer: bool = True
     energy: bool = True
@@ -44,55 +45,41 @@ class Request:
     override: str = ""
 
 
-def specs(cases: Sequence[Case], facts: DeviceFacts) -> list[KernelSpec]:
-    """Every kernel of ours, readers included, that ``cases`` launch."""
-    found = [form.spec(facts.arch) for form in reader.FORMS]
-    for case in cases:
-        for swiglu in (False, True)[: 1 + case.layer.gated]:
-            found.append(FAMILY.spec(*ours.chosen(case, facts, swiglu=swiglu)))
-    return found
-
-
-def run(request: Request, on_step: OnStep) -> dict:
+def run(request: Request, on_step: OnStep, on_row: OnRow = lambda result: None) -> dict:
     """The result of ``request`` on the current CUDA device, ready for ``results.save``.
 
-    Raises ``UnsupportedDeviceError`` without a GPU, ``CompileError`` where a kernel does not compile.
+    What fails costs its own row and no other: the result's ``failures`` name it. Raises ``UnsupportedDeviceError`` without a
+    GPU.
     """
     index = torch.cuda.current_device() if device.present() else 0
     facts = device.facts(index)
-    total = len(request.cases)
-    on_step("compiling", 0, total)
-    report = warm_up(specs(request.cases, facts))
-    if report.failed:
-        raise CompileError("compile the kernels of a run", "every kernel must compile", {"failed": report.failed}, "see below", str(report))
     place = torch.device("cuda", index)
-    seed = secrets.randbits(62)
+    meter, seed = Meter(place), secrets.randbits(62)
+    result = _opening(request, facts, meter, seed)
+    on_step("compiling", 0, len(request.cases))
+    report = warm_up(kernels.specs(request.cases, facts))
+    result["failures"] += [f"{spec} does not compile: {error.rule}" for spec, error in report.errors]
     generator = torch.Generator(place).manual_seed(seed)
-    meter = Meter(place)
     flush = WriteFlush(place) if request.flush == "write" else reader.read_flush(place)
-    bench = measure.Bench(facts, generator, flush, meter, request.rounds, request.energy)
-    rows: list[dict] = []
-    bar = None
+    dense = Dense(generator) if any(case.multiplies for case in request.cases) else None
+    bench = measure.Bench(facts, generator, flush, meter, request.rounds, request.energy, dense)
     for layer, cases in groupby(request.cases, key=lambda case: case.layer):
-        on_step(f"{layer.name}: drawing and packing weights", len(rows), total)
-        weights = workload.weights(layer, generator)
-        bar = bar or measure.reader_bar(bench, weights.plain)
-        peer = None
-        if request.peer:
-            on_step(f"{layer.name}: compiling the peer's configurations", len(rows), total)
-            copy = peers.Humming(layer, weights.words, weights.scale)
-            peer = measure.Peer(copy, copy.own_configurations())
-        for case in cases:
-            on_step(case.name, len(rows), total)
-            rows.append(measure.measure(bench, case, weights, peer))
-        del weights, peer
-        torch.cuda.empty_cache()
-    return {
+        try:
+            _layer(request, bench, layer, list(cases), result, on_step, on_row)
+        except Exception as failed:  # other layers are worth their time, and what was measured is worth keeping
+            result["failures"].append(f"{layer.name} failed: {_line(failed)}")
+        on_row(result)
+    return result
+
+
+def _opening(request: Request, facts: DeviceFacts, meter: Meter, seed: int) -> dict:
+    """The result before the first case."""
+    result = {
         "schema": results.SCHEMA,
         "case_set": request.case_set,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": facts.name,
-        "sms": facts.sms,
+        "facts": asdict(facts),
         "clocks": meter.facts(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -100,10 +87,43 @@ def run(request: Request, on_step: OnStep) -> dict:
         "commit": request.commit,
         "command": request.command,
         "override": request.override,
-        "tree_hash": results.tree_hash(),
         "value_seed": seed,
         "rounds": request.rounds,
         "flush": request.flush,
-        "reader_bar": bar,
-        "rows": rows,
+        "reader_bar": None,
+        "failures": [],
+        "rows": [],
     }
+    return {**result, "kernels_hash": results.kernels_hash(result)}
+
+
+def _layer(
+    request: Request, bench: measure.Bench, layer: Layer, cases: list[AnyCase], result: dict, on_step: OnStep, on_row: OnRow
+) -> None:
+    """Measure every case of one layer into ``result``."""
+    total = len(request.cases)
+    on_step(f"{layer.name}: drawing and packing weights", len(result["rows"]), total)
+    weights = workload.weights(layer, bench.generator)
+    result["reader_bar"] = result["reader_bar"] or measure.reader_bar(bench, weights.plain)
+    peer = None
+    if request.peer:
+        on_step(f"{layer.name}: compiling the peer's configurations", len(result["rows"]), total)
+        try:
+            peer = measure.Peer.of(peers.Humming(layer, weights.words, weights.scale), {case.layout for case in cases})
+        except Exception as failed:  # a package of others may raise anything; our own times stand without it
+            result["failures"].append(f"{layer.name}: no peer: {_line(failed)}")
+    for case in cases:
+        on_step(case.name, len(result["rows"]), total)
+        try:
+            result["rows"].append(measure.measure(bench, case, weights, peer))
+        except Exception as failed:  # the next case may do better, and what was measured is worth keeping
+            result["failures"].append(f"{case.name} failed: {_line(failed)}")
+            continue
+        result["kernels_hash"] = results.kernels_hash(result)
+        on_row(result)
+    del weights, peer
+    torch.cuda.empty_cache()
+
+
+def _line(failed: Exception) -> str:
+    return f"{type(failed).__name__}: {' '.join(str(failed).split())[:300]}"

@@ -8,32 +8,63 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Target:
-    """``share``: of the reader in the same run, at least. ``ratio``: the peer's best over ours in the same run, at least."""
+    """What one case must reach, each against a time of the same run; ``None`` where nothing is asked.
 
-    share: float
+    ``reader``: share of the reader, at least. ``ratio``: the peer's best over ours, at least. ``cublas``: share of cuBLAS's
+    rate, at least. ``equal``: ours over ours on equally many equal rows, at most.
+    """
+
+    reader: float | None = None
     ratio: float | None = None
+    cublas: float | None = None
+    equal: float | None = None
 
 
-def _by_tokens(tokens: tuple[int, ...], shares: tuple[int, ...], ratios: tuple[float, ...]) -> dict[int, Target]:
-    return {count: Target(share / 100, ratio) for count, share, ratio in zip(tokens, shares, ratios, strict=True)}
+def _decode(layer: str, shares: tuple[int, ...], ratios: tuple[float | None, ...]) -> dict[str, Target]:
+    tokens = (1, 2, 4, 8, 20, 30, 40, 50)
+    return {f"{layer}_{count}": Target(share / 100, ratio) for count, share, ratio in zip(tokens, shares, ratios, strict=True)}
 
 
-_EP8 = (1, 2, 4, 8, 20, 30, 40, 50)
+def _grouped(layer: str, ratios: tuple[float, ...], shares: Mapping[int, int]) -> dict[str, Target]:
+    """``ratios`` at 8 to 64 masked and 128 to 512 contiguous rows per expert; ``shares`` of cuBLAS in percent by rows."""
+    found = {}
+    for rows, ratio in zip((8, 16, 32, 64, 128, 256, 512), ratios, strict=True):
+        share = shares[rows] / 100 if rows in shares else None
+        found[f"{layer}_{'masked' if rows <= 64 else 'offsets'}_{rows}"] = Target(ratio=ratio, cublas=share)
+    return found
 
-TARGETS: dict[str, dict[int, Target]] = {
-    "ep8_gate_up": _by_tokens(_EP8, (88, 92, 94, 94, 95, 95, 94, 92), (1.08, 1.06, 1.08, 1.10, 1.12, 1.18, 1.22, 1.22)),
-    "ep8_down": _by_tokens(_EP8, (82, 90, 93, 94, 95, 95, 93, 91), (1.08, 1.15, 1.17, 1.14, 1.13, 1.22, 1.22, 1.19)),
-    "tp8_gate_up": {tokens: Target(0.85) for tokens in _EP8},
+
+TARGETS: dict[str, Target] = {
+    **_decode("ep8_gate_up", (88, 92, 94, 94, 95, 95, 94, 92), (1.08, 1.06, 1.08, 1.10, 1.12, 1.18, 1.22, 1.22)),
+    **_decode("ep8_down", (82, 90, 93, 94, 95, 95, 93, 91), (1.08, 1.15, 1.17, 1.14, 1.13, 1.22, 1.22, 1.19)),
+    **_decode("tp8_gate_up", (85,) * 8, (None,) * 8),
+    **_grouped("ep8_gate_up", (1.10, 1.17, 1.20, 1.20, 1.07, 1.13, 1.09), {64: 75, 128: 95, 256: 102, 512: 103}),
+    **_grouped("ep8_down", (1.08, 1.20, 1.24, 1.24, 1.12, 1.17, 1.12), {}),
+    **{f"ep8_{layer}_ragged_{rows}": Target(ratio=1.10, equal=1.12) for layer in ("gate_up", "down") for rows in (128, 256, 512)},
+    **{
+        f"ep{ranks}_{layer}_{rows}": Target(ratio=1.0)
+        for ranks in (16, 32)
+        for layer in ("gate_up", "down")
+        for rows in ("masked_16", "masked_64", "offsets_128", "offsets_512")
+    },
 }
 
-#: Relative L2 error against FP64, at most.
-ERROR_LIMITS = {"ours": 1.8e-3, "ours_swiglu": 2.5e-3}
+#: Relative L2 error against FP64, at most. The grouped kernel rounds each weight to BF16, the indexed one rounds none.
+ERROR_LIMITS = {
+    "indexed": {"ours": 1.8e-3, "ours_swiglu": 2.5e-3},
+    "grouped": {"ours": 2.5e-3, "ours_swiglu": 3.5e-3, "ours_equal": 2.5e-3, "ours_m_indices": 2.5e-3},
+}
 #: A result with more error than this is another result, ours or the peer's: it gets no time.
 WRONG_ABOVE = 1e-2
-HOST_LIMIT_US = 15.0
+HOST_LIMITS_US = {"indexed": 15.0, "grouped": 20.0}
 #: A run is void when its reader is slower than this at this many bytes, or as many whole experts as come near.
 READER_BAR_TBPS = 4.1
 READER_BAR_BYTES = 760_000_000
+
+
+def bar_experts(expert_bytes: int) -> int:
+    """How many experts of this size the bar of the reader is read over."""
+    return round(READER_BAR_BYTES / expert_bytes)
 
 
 @dataclass(frozen=True)
@@ -65,24 +96,35 @@ def peer_best(row: Mapping) -> float | None:
     return min(times, default=None)
 
 
+def tflops(row: Mapping, variant: str) -> float | None:
+    """Rate of a variant; of cuBLAS over its own operations, of every other over the row's."""
+    us = median(row, variant)
+    return None if us is None else row["variants"][variant].get("flops", row["flops"]) / us / 1e6
+
+
+def quotient(above: float | None, below: float | None) -> float | None:
+    """``above / below``; ``None`` where either is not known."""
+    return None if above is None or below is None else above / below
+
+
 def verdicts(row: Mapping) -> list[Verdict]:
     """Every rule that applies to a result row. A row whose ``ours`` was not timed has failed its check: no verdict but that."""
     found = [
         Verdict(f"error of {name}", row["variants"][name]["error"], limit, least=False)
-        for name, limit in ERROR_LIMITS.items()
+        for name, limit in ERROR_LIMITS[row["family"]].items()
         if name in row["variants"]
     ]
-    ours, fused = median(row, "ours"), median(row, "ours_swiglu")
+    ours = median(row, "ours")
     if ours is None:
         return found
-    target = TARGETS.get(row["layer"], {}).get(row["tokens"])
-    if target:
-        found.append(Verdict("share of the reader", median(row, "reader") / ours, target.share, least=True))
-        best = peer_best(row)
-        if target.ratio is not None and best is not None:
-            found.append(Verdict("peer's best / ours", best / ours, target.ratio, least=True))
-    if fused is not None:
-        found.append(Verdict("SwiGLU fused / unfused", fused / ours, 1.0, least=False))
-    if row.get("host_us"):
-        found.append(Verdict("host us of a warm call", row["host_us"]["median"], HOST_LIMIT_US, least=False))
-    return found
+    target = TARGETS.get(row["case"], Target())
+    host = row["host_us"]["median"] if row.get("host_us") else None
+    rules = (
+        ("share of the reader", quotient(median(row, "reader"), ours), target.reader, True),
+        ("peer's best / ours", quotient(peer_best(row), ours), target.ratio, True),
+        ("share of cuBLAS", quotient(tflops(row, "ours"), tflops(row, "cublas")), target.cublas, True),
+        ("ragged / equal rows", quotient(ours, median(row, "ours_equal")), target.equal, False),
+        ("SwiGLU fused / unfused", quotient(median(row, "ours_swiglu"), ours), 1.0, False),
+        ("host us of a warm call", host, HOST_LIMITS_US[row["family"]], False),
+    )
+    return found + [Verdict(rule, value, bound, least) for rule, value, bound, least in rules if None not in (value, bound)]

@@ -19,6 +19,7 @@ Call = Callable[[], None]
 
 FLUSH_BYTES = 256 << 20
 _WARM_ROUNDS = 3
+_LEAST_ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,19 @@ class WriteFlush:
         self._buffer.zero_()
 
 
-def interleave(calls: Mapping[str, Call], flush: Call, rounds: int, settle: float = 0.0) -> dict[str, Spread]:
+def interleave(
+    calls: Mapping[str, Call], flush: Call, rounds: int, settle: float = 0.0, seconds: float | None = None
+) -> dict[str, Spread]:
     """Cold-L2 time of each call over ``rounds`` rounds; each round has its own order, so no call always follows the same one.
 
     ``settle``: seconds of the same load before the first sample. The power limit takes most of a second to pull the clock
-    down to where a server, or ``do_bench`` with its second of repeats, finds it.
+    down to where a server, or ``do_bench`` with its second of repeats, finds it. ``seconds``: what all rounds may take, by
+    the pace of that load; fewer rounds are taken where they would take longer, but never fewer than 20.
     """
     names, order = list(calls), random.Random(0)
-    _load(calls, flush, settle)
+    pace = _load(calls, flush, settle)
+    if seconds is not None and pace:
+        rounds = min(rounds, max(_LEAST_ROUNDS, int(seconds / pace)))
     pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in names}
     for _ in range(rounds + _WARM_ROUNDS):
         for name in order.sample(names, len(names)):
@@ -70,13 +76,18 @@ def interleave(calls: Mapping[str, Call], flush: Call, rounds: int, settle: floa
     return {name: Spread.of([1e3 * a.elapsed_time(b) for a, b in taken[_WARM_ROUNDS:]]) for name, taken in pairs.items()}
 
 
-def _load(calls: Mapping[str, Call], flush: Call, seconds: float) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+def _load(calls: Mapping[str, Call], flush: Call, seconds: float) -> float | None:
+    """Run rounds for ``seconds``; returns the seconds of one, ``None`` where there was no time for any."""
+    begin = now = time.perf_counter()
+    done = 0
+    while now < begin + seconds:
         for call in calls.values():
             flush()
             call()
         torch.cuda.synchronize()
+        done += 1
+        now = time.perf_counter()
+    return (now - begin) / done if done else None
 
 
 def back_to_back(call: Call, launches: int) -> float:

@@ -1,4 +1,4 @@
-"""Fresh values for a case: weights of a layer in every packing that is timed, and the inputs of one draw."""
+"""Fresh values for a case: weights of a layer in every packing that is timed, and the inputs of one case."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from chord_jit.bench.cases import Case, Layer
+from chord_jit.bench import sides
+from chord_jit.bench.any_case import AnyCase
+from chord_jit.bench.layers import Layer
+from chord_jit.bench.sides import Inputs
 from chord_jit.formats.w4a16 import GROUP, PackedW4A16, pack_w4a16
 
 _SPREAD = 3.3
@@ -51,25 +54,6 @@ def _random_words(shape: torch.Size, generator: torch.Generator) -> torch.Tensor
     return words
 
 
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """One call's inputs. ``x``: BF16 [rows, K]; ``topk_ids``: int32 [rows of x, top_k]; ``active``: experts with rows."""
-
-    case: Case
-    x: torch.Tensor
-    topk_ids: torch.Tensor
-    active: tuple[int, ...]
-
-    def empty_output(self, features: int) -> torch.Tensor:
-        """BF16 [routed rows, features], filled with NaN so that an unwritten element shows."""
-        return torch.full((self.case.rows, features), float("nan"), dtype=torch.bfloat16, device=self.x.device)
-
-
-def inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """Normal activations over the case's fixed draw."""
-    ids = torch.from_numpy(case.draw.topk_ids()).to(generator.device)
-    if case.layer.routed_input:
-        ids = ids.reshape(-1, 1)
-    x = torch.randn(ids.shape[0], case.layer.k, generator=generator, device=generator.device).to(torch.bfloat16)
-    active = case.draw.rows_per_expert().nonzero()[0].tolist()
-    return Inputs(case, x, ids.contiguous(), tuple(active))
+def inputs(case: AnyCase, generator: torch.Generator) -> Inputs:
+    """Normal activations over the case's fixed rows."""
+    return sides.of(case).inputs(case, generator)

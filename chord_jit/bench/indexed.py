@@ -1,0 +1,89 @@
+"""Indexed cases: routed rows named by ``sorted_ids``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from chord_jit import api
+from chord_jit.bench.fixed import FixedIndexed
+from chord_jit.bench.indexed_cases import Case
+from chord_jit.device import DeviceFacts
+from chord_jit.families.indexed import FAMILY, IndexedFamily
+from chord_jit.families.indexed_problem import IndexedProblem
+from chord_jit.formats.w4a16 import PackedW4A16
+from chord_jit.reference.indexed import indexed
+from chord_jit.routing.indexed import IndexedRouting, align_blocks
+from chord_jit.schedules.schedule import Schedule
+
+_REFERENCE_BLOCK = 8
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedInputs:
+    """See ``sides.Inputs``. ``topk_ids``: int32 [rows of x, top_k]."""
+
+    case: Case
+    x: torch.Tensor
+    topk_ids: torch.Tensor
+    active: tuple[int, ...]
+
+    def routing(self, block_m: int) -> IndexedRouting:
+        """The blocks of the draw at a block size."""
+        return align_blocks(self.topk_ids, block_m, self.case.layer.experts)
+
+    def empty_output(self, features: int) -> torch.Tensor:
+        return torch.full((self.case.rows, features), float("nan"), dtype=torch.bfloat16, device=self.x.device)
+
+    def exact(self, weight: PackedW4A16, *, swiglu: bool) -> torch.Tensor:
+        return indexed(self.x, weight, self.routing(_REFERENCE_BLOCK), swiglu=swiglu)
+
+    def peer_arguments(self, block_m: int) -> dict:
+        routing = self.routing(block_m)
+        return dict(
+            sorted_ids=routing.sorted_ids, expert_ids=routing.expert_ids, num_tokens_padded=routing.num_tokens_padded, top_k=routing.top_k
+        )
+
+
+class IndexedSide:
+    """See ``sides.Side``."""
+
+    family = FAMILY
+
+    def inputs(self, case: Case, generator: torch.Generator) -> IndexedInputs:
+        ids = torch.from_numpy(case.draw.topk_ids()).to(generator.device)
+        if case.layer.routed_input:
+            ids = ids.reshape(-1, 1)
+        x = torch.randn(ids.shape[0], case.layer.k, generator=generator, device=generator.device).to(torch.bfloat16)
+        active = case.rows_per_expert().nonzero()[0].tolist()
+        return IndexedInputs(case, x, ids.contiguous(), tuple(active))
+
+    def fixed(self, schedule: Schedule) -> FixedIndexed:
+        return FixedIndexed(schedule)
+
+    def free_problem(self, case: Case, facts: DeviceFacts, *, swiglu: bool) -> IndexedProblem:
+        layer = case.layer
+        return FAMILY.problem(facts, layer.experts, layer.n, layer.k, case.rows / layer.experts, interleaved=swiglu, swiglu=swiglu)
+
+    def chosen(self, case: Case, facts: DeviceFacts, *, swiglu: bool, family: IndexedFamily) -> tuple[IndexedProblem, Schedule]:
+        free = self.free_problem(case, facts, swiglu=swiglu)
+        problem = replace(free, block_m=family.schedule(free).bm)
+        return problem, family.schedule(problem)
+
+    def public_call(
+        self, problem: IndexedProblem, weight: PackedW4A16, inputs: IndexedInputs, out: torch.Tensor
+    ) -> Callable[[], torch.Tensor]:
+        routing = inputs.routing(problem.block_m)
+        return lambda: api.indexed(inputs.x, weight, routing, swiglu=problem.swiglu, out=out)
+
+    def family_call(
+        self, family: IndexedFamily, problem: IndexedProblem, weight: PackedW4A16, inputs: IndexedInputs, out: torch.Tensor
+    ) -> Callable[[], torch.Tensor]:
+        routing = inputs.routing(problem.block_m)
+        wishes = dict(swiglu=problem.swiglu, topk_weights=None, expected_rows=None, checked=False, out=out)
+        return lambda: family.run(inputs.x, weight, routing, **wishes)
+
+
+SIDE = IndexedSide()
