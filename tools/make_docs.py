@@ -1,5 +1,4 @@
-"""Writes what documents restate: docs/env.md (the knobs), the table of docs/errors.md (the tree), the README's measured block
-(benchmarks/results).
+"""Writes what documents restate: docs/env.md (knobs), the table of docs/errors.md (errors), the README's measured block (results).
 
     python tools/make_docs.py            write
     python tools/make_docs.py --check    exit 1 when a page is behind the code

@@ -11,8 +11,6 @@ import pytest
 
 import chord_jit
 from chord_jit import errors, knobs
-from chord_jit.bench import document, report
-from tests.unit.bench import fixture
 from tools import make_docs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,22 +50,6 @@ def test_variables_named_in_a_page_exist(page):
     known = {knob.name for knob in knobs.KNOBS}
     named = set(VARIABLE.findall(page.read_text()))
     assert {name for name in named if name not in known and not any(other.startswith(name + "_") for other in known)} == set()
-
-
-def test_the_measured_block_is_cut_from_the_performance_page():
-    section = "## decode\n\ndecode on a GPU.\n\nCommand: `x`.\n\n![decode](img/decode.png)\n\n| a |\n| --- |\n| 1 |\n\nMore.\n"
-    assert make_docs.measured("# Performance\n\n- notes\n\n" + section) == (
-        "### decode\n\ndecode on a GPU.\n\nCommand: `x`.\n\n| a |\n| --- |\n| 1 |"
-    )
-    assert make_docs.measured("# Performance\n\nNo run.\n") == "No run has been recorded yet."
-
-
-def test_the_measured_block_takes_every_row_of_the_page():
-    runs = {name: fixture.result(fixture.row(), fixture.row(tokens=8), case_set=name) for name in ("decode", "tp8")}
-    block = make_docs.measured(document.performance(runs))
-    assert block.count("### ") == 2 and "commit" in block and "Command: `" in block and "![" not in block
-    tables = "".join(report.markdown_table(run) for run in runs.values())
-    assert [line for line in block.splitlines() if line.startswith("|")] == tables.splitlines()
 
 
 def test_marks_are_needed():

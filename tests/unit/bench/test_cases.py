@@ -1,4 +1,4 @@
-"""The case table: counts, bytes, and seeds that reproduce their draws."""
+"""The indexed cases: counts, bytes, and seeds that reproduce their draws; and the selection among all sets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from chord_jit.bench.cases import CASES, EP8_DRAWS, Case, find_seed, select
 from chord_jit.errors import InputError
 
-EVERY_CASE = [case for cases in CASES.values() for case in cases]
+INDEXED = [case for name in ("decode", "tp8", "smoke") for case in CASES[name]]
 
 #: Active experts and megabytes of gate/up that EP8 decode has at each token count; down has half of the bytes.
 EP8 = {1: (8, 132), 2: (14, 231), 4: (25, 413), 8: (38, 628), 20: (46, 760), 30: (48, 793), 40: (48, 793), 50: (48, 793)}
@@ -19,7 +19,7 @@ def ids(case: Case) -> str:
     return case.name
 
 
-@pytest.mark.parametrize("case", EVERY_CASE, ids=ids)
+@pytest.mark.parametrize("case", INDEXED, ids=ids)
 def test_a_seed_gives_the_counts_of_its_row(case):
     picks = case.draw.topk_ids()
     counts = case.draw.rows_per_expert()
@@ -28,7 +28,7 @@ def test_a_seed_gives_the_counts_of_its_row(case):
     assert ((counts > 0).sum(), counts.max(), counts.sum()) == (case.draw.active, case.draw.busiest, case.rows)
 
 
-@pytest.mark.parametrize("case", EVERY_CASE, ids=ids)
+@pytest.mark.parametrize("case", INDEXED, ids=ids)
 def test_two_draws_of_one_row_are_equal(case):
     assert np.array_equal(case.draw.topk_ids(), case.draw.topk_ids())
 
@@ -45,7 +45,7 @@ def test_ep8_bytes(case):
     assert case.bytes == pytest.approx(1e6 * megabytes / (2 if case.layer.routed_input else 1), rel=5e-3)
 
 
-@pytest.mark.parametrize("case", EVERY_CASE, ids=ids)
+@pytest.mark.parametrize("case", INDEXED, ids=ids)
 def test_packed_bytes_are_codes_and_scales(case):
     layer = case.layer
     assert layer.expert_bytes == layer.n * layer.k // 2 + 2 * layer.n * layer.k // 32
@@ -58,15 +58,24 @@ def test_the_deployments_are_kimi_k2():
     assert all(layer.source.startswith("Kimi K2") for layer in layers.values())
 
 
-def test_select_takes_token_counts_in_table_order():
+def test_select_takes_sizes_and_layers_in_table_order():
     assert [case.name for case in select("decode", (20, 1))] == ["ep8_gate_up_1", "ep8_gate_up_20", "ep8_down_1", "ep8_down_20"]
+    assert [case.name for case in select("grouped", (64, 128), ("ep8_down",))] == ["ep8_down_masked_64", "ep8_down_offsets_128"]
     assert select("tp8") == CASES["tp8"]
 
 
-@pytest.mark.parametrize(("case_set", "tokens", "word"), [("prefill", (), "prefill"), ("decode", (3,), "3")])
-def test_select_refuses_what_has_no_draw(case_set, tokens, word):
+@pytest.mark.parametrize(
+    ("case_set", "sizes", "layers", "word"),
+    [("prefill", (), (), "prefill"), ("decode", (3,), (), "size=.3."), ("ep", (), ("ep8_down",), "ep8_down")],
+)
+def test_select_refuses_what_the_set_lacks(case_set, sizes, layers, word):
     with pytest.raises(InputError, match=word):
-        select(case_set, tokens)
+        select(case_set, sizes, layers)
+
+
+def test_names_are_of_one_case_within_a_set():
+    for cases in CASES.values():
+        assert len({case.name for case in cases}) == len(cases)
 
 
 def test_counts_that_no_draw_meets_are_refused():

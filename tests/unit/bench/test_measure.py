@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from chord_jit import device
 from chord_jit.bench import check, measure, ours, report, targets, workload
-from chord_jit.bench.cases import SMOKE_DRAWS, Case, Layer
+from chord_jit.bench.cases import SMOKE_DRAWS, Case, GroupedCase, Layer, Ragged
 from chord_jit.bench.measure import Bench, Peer
 from chord_jit.bench.power import Sustained
 from chord_jit.bench.timing import Spread
 from chord_jit.schedules.schedule import Schedule
 
-CASE = Case(Layer("tiny_gate_up", 16, 128, 256, True, False, "test"), SMOKE_DRAWS[0])
+LAYER = Layer("tiny_gate_up", 16, 128, 256, True, False, "test")
+CASE = Case(LAYER, SMOKE_DRAWS[0])
+MASKED = GroupedCase(LAYER, "masked", 3)
+RAGGED = GroupedCase(LAYER, "offsets", 128, Ragged(0, 111, 144), companions=(("ours_equal", GroupedCase(LAYER, "offsets", 128)),))
 SCHEDULE = Schedule("w4a16_mma", 8, 128, 512, 3)
+INDEXED_ARGUMENTS = {"sorted_ids", "expert_ids", "num_tokens_padded", "top_k"}
 
 
 class StandInReader:
@@ -39,26 +44,44 @@ class StandInCall:
         self._out.copy_(self._result)
 
 
+class StandInDense:
+    us, flops = 40.0, 1 << 30
+
+
+class StandInConfiguration(NamedTuple):
+    """``factor``: what the result is off by; ``None`` for a configuration that does not run."""
+
+    name: str
+    us: float
+    factor: float | None
+    block_m: int = 8
+
+
 class StandInPeer:
-    """Configurations are (name, us, factor)."""
+    """Leaves zeros in rows that are nobody's."""
 
-    def __init__(self, wanted: torch.Tensor, default: tuple):
-        self._wanted, self._default = wanted, default
+    def __init__(self, wanted: torch.Tensor, default: StandInConfiguration, layout: str = "indexed", rows: int = CASE.rows):
+        self._wanted, self._default, self._asked = wanted.nan_to_num(), default, (layout, rows)
 
-    def default(self, rows: int) -> tuple:
-        assert rows == CASE.rows
+    def default(self, layout: str, rows: int) -> StandInConfiguration:
+        assert (layout, rows) == self._asked
         return self._default
 
-    def call(self, configuration, x, topk_ids, out):
-        name, us, factor = configuration
-        if factor is None:
+    def call(self, configuration, x, out, rows):
+        assert rows.keys() == ({"expert_layout", "valid_shape_m"} if self._asked[0] == "masked" else INDEXED_ARGUMENTS)
+        if configuration.factor is None:
             def refuse():
                 raise RuntimeError("no such kernel")
             return refuse
-        return StandInCall(us, out, self._wanted, factor)
+        return StandInCall(configuration.us, out, self._wanted, configuration.factor)
 
 
-def known_times(calls, flush, rounds: int, settle: float = 0.0) -> dict[str, Spread]:
+def peer(wanted: torch.Tensor, default: tuple, *others: tuple, case=CASE) -> Peer:
+    copy = StandInPeer(wanted, StandInConfiguration(*default), case.layout, case.rows)
+    return Peer(copy, {case.layout: [StandInConfiguration(*one) for one in others]})
+
+
+def known_times(calls, flush, rounds: int, settle: float = 0.0, seconds: float | None = None) -> dict[str, Spread]:
     return {name: Spread.of([call.us] * rounds) for name, call in calls.items()}
 
 
@@ -81,23 +104,28 @@ def place(monkeypatch, seed, weights):
     def public(case, weight, inputs, facts, *, swiglu):
         out = inputs.empty_output(weight.n // 2 if swiglu else weight.n)
         wanted = check.exact(weight, inputs, swiglu=swiglu)
-        return ours.Bound(StandInCall(23.0 if swiglu else 25.0, out, wanted, factors[swiglu]), out, None, SCHEDULE)
+        us = 20.0 if case in (one for _, one in RAGGED.companions) else 23.0 if swiglu else 25.0
+        return ours.Bound(StandInCall(us, out, wanted, factors[swiglu]), out, SCHEDULE)
 
     readers = {form.name: StandInReader(index) for index, form in enumerate(measure.FORMS)}
     monkeypatch.setattr(measure.ours, "public", public)
     monkeypatch.setattr(measure, "_readers", lambda packed, active: readers)
     monkeypatch.setattr(measure, "interleave", known_times)
-    monkeypatch.setattr(measure, "host_time", lambda call: Spread.of([9.0, 9.0]))
-    inputs = workload.inputs(CASE, generator)
-    monkeypatch.setattr(measure.workload, "inputs", lambda case, generator: inputs)
-    bench = Bench(device.target("sm_90a"), generator, lambda: None, StandInMeter(), rounds=5, energy=True)
-    return bench, weights, factors, check.exact(weights.plain, inputs, swiglu=False), readers
+    monkeypatch.setattr(measure, "host_time", lambda call, gpu_us: Spread.of([9.0, 9.0]))
+    drawn = {}
+    draw = workload.inputs
+    monkeypatch.setattr(measure.workload, "inputs", lambda case, generator: drawn.setdefault(case, draw(case, generator)))
+    bench = Bench(device.target("sm_90a"), generator, lambda: None, StandInMeter(), rounds=5, energy=True, dense=StandInDense())
+    return bench, weights, factors, exact_of(weights, CASE, generator), readers
+
+
+def exact_of(weights, case, generator) -> torch.Tensor:
+    return check.exact(weights.plain, measure.workload.inputs(case, generator), swiglu=False)
 
 
 def test_a_row_holds_every_variant(place):
     bench, weights, _, wanted, readers = place
-    peer = Peer(StandInPeer(wanted, ("a", 30.0, 1.0)), [("b", 28.0, 1.0), ("c", 26.0, 1.5), ("d", 1.0, None)])
-    row = measure.measure(bench, CASE, weights, peer)
+    row = measure.measure(bench, CASE, weights, peer(wanted, ("a", 30.0, 1.0), ("b", 28.0, 1.0), ("c", 26.0, 1.5), ("d", 1.0, None)))
     assert {name: targets.median(row, name) for name in row["variants"]} == {
         "reader": 20.0, "ours": 25.0, "ours_swiglu": 23.0, "peer_default": 30.0, "peer_best": 28.0,
     }
@@ -110,6 +138,52 @@ def test_a_row_holds_every_variant(place):
     assert (row["case"], row["rows"], row["active"], row["bytes"]) == (CASE.name, 32, 16, CASE.bytes)
     assert row["host_us"] == asdict(Spread.of([9.0, 9.0]))
     assert report.status(row) == "pass"
+
+
+def test_a_masked_row_ignores_what_the_peer_leaves_between(place):
+    bench, weights, _, _, _ = place
+    wanted = exact_of(weights, MASKED, bench.generator)
+    assert wanted.shape == (16 * 64, 128) and int(wanted[:, 0].isfinite().sum()) == 16 * 3
+    row = measure.measure(bench, MASKED, weights, peer(wanted, ("a", 30.0, 1.0), ("b", 28.0, 1.0), case=MASKED))
+    assert set(row["variants"]) == {"reader", "ours", "ours_swiglu", "peer_default", "peer_best"}
+    assert row["variants"]["peer_default"]["error"] < 3e-3 and targets.peer_best(row) == 28.0
+    assert (row["family"], row["layout"], row["size"], row["rows"], row["flops"]) == ("grouped", "masked", 3, 48, 2 * 48 * 128 * 256)
+
+
+def test_a_ragged_row_has_its_equal_rows_and_cublas_beside_it(place):
+    bench, weights, _, _, readers = place
+    row = measure.measure(bench, RAGGED, weights, None)
+    assert {name: targets.median(row, name) for name in row["variants"]} == {
+        "cublas": 40.0, "ours": 25.0, "ours_swiglu": 23.0, "ours_equal": 20.0,
+    }
+    assert row["variants"]["cublas"]["flops"] == StandInDense.flops and row["variants"]["cublas"]["sustained"]["mj"] == 400.0
+    assert "sustained" not in row["variants"]["ours_equal"] and "reader_forms" not in row
+    assert (row["seed"], row["busiest"]) == (0, 144)
+    assert all(reader.checked == 0 for reader in readers.values())
+
+
+def test_a_refused_call_of_ours_costs_only_itself(place, monkeypatch):
+    bench, weights, _, _, _ = place
+    public = measure.ours.public
+
+    def refuse_swiglu(*arguments, swiglu):
+        if swiglu:
+            raise RuntimeError("out of something")
+        return public(*arguments, swiglu=swiglu)
+
+    monkeypatch.setattr(measure.ours, "public", refuse_swiglu)
+    row = measure.measure(bench, CASE, weights, None)
+    assert row["variants"]["ours_swiglu"] == {"us": None, "error": float("inf"), "refused": "out of something"}
+    assert targets.median(row, "ours") == 25.0 and row["host_us"]
+    monkeypatch.setattr(measure.ours, "public", lambda *arguments, swiglu: refuse_swiglu(*arguments, swiglu=True))
+    row = measure.measure(bench, CASE, weights, None)
+    assert "host_us" not in row and report.status(row) == "refused: out of something"
+
+
+def test_a_peer_that_raises_is_written_down(place):
+    bench, weights, _, wanted, _ = place
+    row = measure.measure(bench, CASE, weights, Peer(StandInPeer(wanted, None, rows=7), {}))
+    assert "assert" in row["variants"]["peer_default"]["refused"] and targets.median(row, "ours") == 25.0
 
 
 def test_a_wrong_result_gets_no_time(place):
@@ -131,7 +205,7 @@ def test_a_small_excess_of_error_is_timed_and_missed(place):
 
 def test_a_peer_that_is_never_right_is_no_best(place):
     bench, weights, _, wanted, _ = place
-    row = measure.measure(bench, CASE, weights, Peer(StandInPeer(wanted, ("a", 30.0, 1.5)), [("b", 28.0, 0.5)]))
+    row = measure.measure(bench, CASE, weights, peer(wanted, ("a", 30.0, 1.5), ("b", 28.0, 0.5)))
     assert "peer_best" not in row["variants"] and targets.median(row, "peer_default") is None
     assert targets.peer_best(row) is None
 

@@ -49,9 +49,9 @@ def test_runs_tile_an_expert(form, case):
     run = form.run_bytes(panel)
     assert run % 16 == 0 and case.layer.expert_bytes % 16 == 0
     assert (run == panel) == form.panels
-    assert -(-case.layer.expert_bytes // run) * case.draw.active < 2**31
+    assert -(-case.layer.expert_bytes // run) * case.active < 2**31
 
 
 def test_arguments_have_the_size_that_the_kernel_asserts():
     assert reader._PARAMS.size == 48 + 2 * reader._MAX_ACTIVE
-    assert max(case.draw.active for cases in CASES.values() for case in cases) <= reader._MAX_ACTIVE
+    assert max(case.active for cases in CASES.values() for case in cases) <= reader._MAX_ACTIVE

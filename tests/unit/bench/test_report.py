@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from chord_jit.bench import document, plot, report, results
+from chord_jit.bench import columns, document, plot, report, results
 from tests.unit.bench import fixture
 
 LOSING = fixture.row(tokens=8, variants={**fixture.row()["variants"], "ours": fixture.variant(200.0, error=1.66e-3, schedule="s")})
@@ -22,7 +22,7 @@ def test_markdown_has_a_line_per_row_and_marks_the_losing_one():
 
 
 def test_columns_show_what_the_row_holds():
-    shown = {column.title: column.show(fixture.row()) for column in report.COLUMNS}
+    shown = {column.title: column.show(fixture.row()) for column in columns.FULL["indexed"]}
     assert shown["of reader"] == "96.8 %"
     assert shown["GB/s"] == "4084"
     assert shown["peer best / ours"] == "1.13"
@@ -33,15 +33,45 @@ def test_columns_show_what_the_row_holds():
 def test_a_run_without_peer_energy_or_fusion_still_prints():
     bare = fixture.row(host_us=None)
     bare["variants"] = {"reader": {"us": fixture.times(180.0)}, "ours": {"us": fixture.times(186.0), "error": 1.66e-3}}
-    shown = {column.title: column.show(bare) for column in report.COLUMNS}
-    assert (shown["peer best us"], shown["with SwiGLU us"], shown["mJ ours / peer / reader"]) == ("-", "-", "- / - / -")
+    shown = {column.title: column.show(bare) for column in columns.FULL["indexed"]}
+    assert (shown["peer best us"], shown["with SwiGLU us"], shown["mJ ours / peer / reader"]) == ("-", "-", "-")
+
+
+def test_columns_that_nothing_fills_are_left_out():
+    bare = fixture.row()
+    bare["variants"] = {"ours": bare["variants"]["ours"]}
+    assert "| layer | tokens | experts | MB | ours us | p10-p90 | GB/s | in a row, us ours / peer / reader |" in report.markdown_table(
+        fixture.result(bare)
+    )
+
+
+def test_grouped_rows_show_rates_and_energy_beside_cublas():
+    shown = {column.title: column.show(fixture.grouped_row()) for column in columns.FULL["grouped"]}
+    assert (shown["layout"], shown["rows"], shown["TFLOP/s"], shown["of cuBLAS"]) == ("offsets", "128", "658", "96.1 %")
+    assert (shown["peer best / ours"], shown["reader us"], shown["equal rows us"]) == ("1.09", "-", "-")
+    assert shown["mJ ours / peer / cuBLAS"] == "120 / 120 / 120"
+    assert shown["pJ/flop ours / peer / cuBLAS"] == "0.33 / 0.33 / 0.11"
+
+
+def test_companions_have_columns_where_they_ran():
+    ragged = fixture.grouped_row("ep8_gate_up_ragged_128")
+    ragged["variants"]["ours_equal"] = fixture.variant(500.0, error=1.9e-3)
+    shown = {column.title: column.show(ragged) for column in columns.filled(columns.FULL, [ragged])}
+    assert (shown["most rows"], shown["equal rows us"], shown["over equal rows"]) == ("149", "500.0", "1.096")
+    assert "by m_indices us" not in shown and "of reader" not in shown
+
+
+def test_a_refused_call_says_why():
+    refused = fixture.grouped_row()
+    refused["variants"]["ours"] = {"us": None, "error": float("inf"), "refused": "run\n  rule: too\n  many rows"}
+    assert report.status(refused) == "refused: run rule: too many rows"
 
 
 def test_a_wrong_result_is_no_time():
     wrong = fixture.row()
     wrong["variants"]["ours"] = {"us": None, "error": 0.3}
     assert report.status(wrong) == "wrong result"
-    assert {column.title: column.show(wrong) for column in report.COLUMNS}["GB/s"] == "-"
+    assert {column.title: column.show(wrong) for column in columns.FULL["indexed"]}["GB/s"] == "-"
 
 
 def test_terminal_table_holds_the_doubts():
@@ -61,6 +91,7 @@ def test_terminal_table_holds_the_doubts():
         ({"flush": "read"}, "not by write"),
         ({"case_set": "tp8", "rows": [fixture.row(1, "tp8_gate_up")]}, "cases left out: tp8_gate_up_2, tp8_gate_up_4,"),
         ({"reader_bar": None}, "void"),
+        ({"failures": ["ep8_down failed: out of memory"]}, "ep8_down failed"),
         ({"reader_bar": {"bytes": 760_000_000, "us": 186.0, "form": "bulk"}}, "4.09 TB/s"),
     ],
 )
@@ -77,8 +108,32 @@ def test_the_page_shows_command_commit_and_every_case():
     assert "**Not evidence: no peer" in document.performance({"decode": fixture.result(peer=None)})
 
 
+def test_a_set_without_a_weight_of_the_bars_size_needs_no_bar():
+    assert results.doubts(fixture.result(case_set="ep", reader_bar=None)) == []
+
+
 def test_the_page_without_results_says_so():
     assert "No run has been recorded" in document.performance({})
+    assert document.measured({}) == "No run has been recorded yet."
+
+
+def test_the_block_of_the_readme_is_short_and_takes_every_row():
+    runs = {name: fixture.result(case_set=name) for name in ("decode", "grouped")}
+    runs["decode"] = fixture.result(fixture.row(), LOSING, case_set="decode")
+    lines = document.measured(runs).splitlines()
+    assert [line for line in lines if line.startswith("### ")] == ["### decode", "### grouped"]
+    assert "| layer | tokens | ours us | of reader | peer best / ours | targets |" in lines
+    assert "| ep8_gate_up | 20 | 186.0 | 96.8 % | 1.13 | met |" in lines
+    assert "| ep8_gate_up | 8 | 200.0 | 90.0 % | 1.05 | **missed** |" in lines
+    assert "| ep8_gate_up | offsets | 128 | 548.0 | 96.1 % | 1.09 | met |" in lines
+    assert any(line.startswith("**Not evidence: cases left out: ep8_gate_up_1,") for line in lines)
+    assert sum(line.startswith("| ep8_") for line in lines) == 2 + 14
+
+
+def test_every_published_set_has_its_section_and_command():
+    page = document.performance({name: fixture.result(case_set=name) for name in results.PUBLISHED})
+    assert [line for line in page.splitlines() if line.startswith("## ")] == [f"## {name}" for name in results.PUBLISHED]
+    assert "for cases in decode tp8 grouped ragged ep;" in page
 
 
 def test_the_plot_is_a_png(tmp_path):
@@ -86,5 +141,7 @@ def test_the_plot_is_a_png(tmp_path):
     bare = fixture.row(tokens=1, layer="ep8_down")
     bare["variants"] = {"reader": bare["variants"]["reader"], "ours": bare["variants"]["ours"]}
     path = tmp_path / "img" / "decode.png"
-    plot.draw(fixture.result(fixture.row(), LOSING, bare), path)
-    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+    for rows in ((fixture.row(), LOSING, bare), (fixture.grouped_row(), fixture.grouped_row("ep8_down_masked_16"))):
+        plot.draw(fixture.result(*rows), path)
+        assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+        path.unlink()

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from chord_jit import device
-from chord_jit.bench import report, results, run
-from chord_jit.bench.cases import SMOKE_DRAWS, Case, Draw, Layer
+from chord_jit.bench import kernels, report, results, run
+from chord_jit.bench.cases import SMOKE_DRAWS, Case, Draw, GroupedCase, Layer
 from chord_jit.errors import CompileError
 from chord_jit.jit.warmup import WarmupReport
 from tests.unit.bench import fixture
@@ -46,8 +46,9 @@ def test_a_run_records_what_it_ran_on(machine, tmp_path):
     assert machine == [
         ("compiling", 0, 2), ("tiny_gate_up: drawing and packing weights", 0, 2), ("tiny_gate_up_4", 0, 2), ("tiny_gate_up_1", 1, 2),
     ]
-    assert (result["gpu"], result["sms"], result["peer"], result["rounds"], result["flush"]) == ("NVIDIA H200", 132, None, 7, "write")
-    assert result["tree_hash"] == results.tree_hash()
+    assert (result["gpu"], result["facts"]["sms"], result["peer"]) == ("NVIDIA H200", 132, None)
+    assert (result["rounds"], result["flush"], result["failures"]) == (7, "write", [])
+    assert result["kernels_hash"] == results.kernels_hash(result)
     path = results.save(result, tmp_path)
     assert path.name.endswith("-h200-smoke-0123abcd.json") and results.load(path) == json.loads(json.dumps(result))
     assert report.markdown_table(result).count("\n") == 4
@@ -60,7 +61,42 @@ def test_values_differ_between_runs(machine):
     assert len(seeds) == 2
 
 
-def test_a_kernel_that_does_not_compile_stops_the_run(machine, monkeypatch):
-    monkeypatch.setattr(run, "warm_up", lambda specs: WarmupReport(0, 0, 1, 0.1, ()))
-    with pytest.raises(CompileError, match="failed=1"):
-        run.run(run.Request("smoke", CASES, peer=False), lambda *step: None)
+def test_a_kernel_that_does_not_compile_is_named_and_stops_no_other(machine, monkeypatch):
+    spec = kernels.specs(CASES, device.target("sm_90a"))[0]
+    failed = WarmupReport(0, 0, 1, 0.1, ((spec, CompileError("compile", "it must compile")),))
+    monkeypatch.setattr(run, "warm_up", lambda specs: failed)
+    result = run.run(run.Request("smoke", CASES, peer=False), lambda *step: None)
+    assert len(result["rows"]) == 2 and "does not compile: it must compile" in result["failures"][0]
+    assert results.doubts(result)[2] == result["failures"][0]
+
+
+def test_a_case_that_fails_is_named_and_costs_no_other(machine, monkeypatch):
+    def fail_first(bench, case, weights, peer):
+        if case is CASES[0]:
+            raise RuntimeError("illegal\naddress")
+        return fixture.row(case=case.name)
+
+    monkeypatch.setattr(run.measure, "measure", fail_first)
+    kept = []
+    result = run.run(run.Request("smoke", CASES, peer=False), lambda *step: None, lambda result: kept.append(len(result["rows"])))
+    assert [row["case"] for row in result["rows"]] == ["tiny_gate_up_1"] and kept == [1, 1]
+    assert result["failures"] == ["tiny_gate_up_4 failed: RuntimeError: illegal address"]
+
+
+def test_a_layer_or_a_peer_that_fails_leaves_the_rest(machine, monkeypatch):
+    monkeypatch.setattr(run.peers, "version", lambda: "0")
+    monkeypatch.setattr(run.peers, "Humming", lambda *arguments: 1 / 0)
+    result = run.run(run.Request("smoke", CASES), lambda *step: None)
+    assert len(result["rows"]) == 2 and "no peer: ZeroDivisionError" in result["failures"][0]
+    monkeypatch.setattr(run.workload, "weights", lambda layer, generator: 1 / 0)
+    result = run.run(run.Request("smoke", CASES, peer=False), lambda *step: None)
+    assert result["rows"] == [] and "tiny_gate_up failed" in result["failures"][0]
+
+
+def test_the_dense_product_is_drawn_only_where_it_is_timed(machine, monkeypatch):
+    seen = []
+    monkeypatch.setattr(run, "Dense", lambda generator: "dense")
+    monkeypatch.setattr(run.measure, "measure", lambda bench, case, weights, peer: seen.append(bench.dense) or fixture.row(case=case.name))
+    run.run(run.Request("smoke", CASES, peer=False), lambda *step: None)
+    run.run(run.Request("smoke_grouped", (GroupedCase(LAYER, "offsets", 128),), peer=False), lambda *step: None)
+    assert seen == [None, None, "dense"]

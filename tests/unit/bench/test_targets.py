@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chord_jit.bench.cases import CASES
-from chord_jit.bench.targets import TARGETS, peer_best, verdicts
+from chord_jit.bench.results import PUBLISHED
+from chord_jit.bench.targets import TARGETS, Target, peer_best, tflops, verdicts
 from tests.unit.bench import fixture
 
 
@@ -13,15 +14,37 @@ def missed(row: dict) -> list[str]:
     return [verdict.rule for verdict in verdicts(row) if not verdict.passed]
 
 
-def changed(variant: str, **fields) -> dict:
-    row = fixture.row()
+def changed(variant: str, make=fixture.row, **fields) -> dict:
+    row = make()
     row["variants"][variant] |= fields
     return row
 
 
-def test_every_published_case_has_a_target():
-    for case in (*CASES["decode"], *CASES["tp8"]):
-        assert case.draw.tokens in TARGETS[case.layer.name]
+def ragged(equal: float) -> dict:
+    row = fixture.grouped_row("ep8_gate_up_ragged_128")
+    row["variants"] |= {"ours_equal": fixture.variant(equal, error=1.9e-3), "peer_best": fixture.variant(620.0)}
+    return row
+
+
+def test_every_published_case_has_a_target_and_every_target_a_case():
+    assert {case.name for name in PUBLISHED for case in CASES[name]} == set(TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("ep8_gate_up_20", Target(reader=0.95, ratio=1.12)),
+        ("tp8_gate_up_1", Target(reader=0.85)),
+        ("ep8_gate_up_masked_32", Target(ratio=1.20)),
+        ("ep8_gate_up_masked_64", Target(ratio=1.20, cublas=0.75)),
+        ("ep8_gate_up_offsets_512", Target(ratio=1.09, cublas=1.03)),
+        ("ep8_down_offsets_256", Target(ratio=1.17)),
+        ("ep8_down_ragged_512", Target(ratio=1.10, equal=1.12)),
+        ("ep32_down_masked_16", Target(ratio=1.0)),
+    ],
+)
+def test_targets_are_those_that_were_set(name, target):
+    assert TARGETS[name] == target
 
 
 def test_every_rule_applies_to_a_full_row_and_it_passes():
@@ -30,6 +53,11 @@ def test_every_rule_applies_to_a_full_row_and_it_passes():
         "host us of a warm call",
     ]
     assert missed(fixture.row()) == []
+    assert [verdict.rule for verdict in verdicts(fixture.grouped_row())] == [
+        "error of ours", "error of ours_swiglu", "peer's best / ours", "share of cuBLAS", "SwiGLU fused / unfused",
+        "host us of a warm call",
+    ]  # fmt: skip
+    assert missed(fixture.grouped_row()) == [] == missed(ragged(500.0))
 
 
 @pytest.mark.parametrize(
@@ -46,8 +74,34 @@ def test_a_rule_that_is_missed_is_the_only_one(variant, fields, rule):
     assert missed(changed(variant, **fields)) == [rule]
 
 
-def test_slow_host_is_a_miss():
-    assert missed(fixture.row(host_us=fixture.times(15.1))) == ["host us of a warm call"]
+@pytest.mark.parametrize(
+    ("variant", "fields", "rule"),
+    [
+        ("ours", {"error": 2.6e-3}, "error of ours"),
+        ("cublas", {"us": fixture.times(1500.0)}, "share of cuBLAS"),
+        ("peer_best", {"us": fixture.times(580.0)}, "peer's best / ours"),
+        ("ours_swiglu", {"us": fixture.times(549.0)}, "SwiGLU fused / unfused"),
+    ],
+)
+def test_a_grouped_rule_that_is_missed_is_the_only_one(variant, fields, rule):
+    assert missed(changed(variant, fixture.grouped_row, **fields)) == [rule]
+
+
+def test_ragged_rows_are_held_against_equal_ones():
+    assert missed(ragged(489.0)) == ["ragged / equal rows"]
+
+
+def test_rates_count_the_operations_of_what_ran():
+    row = fixture.grouped_row()
+    assert tflops(row, "ours") == pytest.approx(658, rel=1e-3)
+    assert tflops(row, "cublas") == pytest.approx(685, rel=1e-3)
+    assert tflops(row, "reader") is None
+
+
+@pytest.mark.parametrize(("make", "limit"), [(fixture.row, 15.0), (fixture.grouped_row, 20.0)])
+def test_slow_host_is_a_miss(make, limit):
+    assert missed(make(host_us=fixture.times(limit))) == []
+    assert missed(make(host_us=fixture.times(limit + 0.1))) == ["host us of a warm call"]
 
 
 def test_the_peers_default_counts_as_its_best_when_it_is_faster():

@@ -45,7 +45,19 @@ def test_the_load_settles_before_the_first_sample(clock, monkeypatch):
     seconds = iter([0.0, 0.1, 0.2, 0.3])
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(seconds))
     interleave({"a": clock.work("a", 0.1)}, clock.work("flush", 1.0), rounds=1, settle=0.25)
-    assert clock.log == ["flush", "a"] * (2 + timing._WARM_ROUNDS + 1)
+    assert clock.log == ["flush", "a"] * (3 + timing._WARM_ROUNDS + 1)
+
+
+@pytest.mark.parametrize(("seconds", "samples"), [(None, 400), (100.0, 400), (3.0, 30), (0.1, timing._LEAST_ROUNDS)])
+def test_rounds_are_cut_to_the_time_that_they_may_take(clock, monkeypatch, seconds, samples):
+    ticks = iter(range(100))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: 0.1 * next(ticks))
+    calls = {"a": clock.work("a", 0.1)}
+    assert interleave(calls, clock.work("flush", 1.0), rounds=400, settle=0.35, seconds=seconds)["a"].samples == samples
+
+
+def test_without_a_load_there_is_no_pace_to_cut_by(clock):
+    assert interleave({"a": clock.work("a", 0.1)}, clock.work("flush", 1.0), rounds=50, seconds=0.0)["a"].samples == 50
 
 
 def test_a_sample_holds_the_call_and_not_the_flush(clock):
