@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 from chord_jit.schedules import table
 from chord_jit.schedules.schedule import Schedule
@@ -37,9 +38,9 @@ def rows_of(
     """Kernel and row of every range of one key, from its points and their winners, and from the rows that the tables hold.
 
     Neighbouring counts with one winner share a row; it keeps the time of the old row, if that is among them, else it has
-    the middle one's. Between two winners the boundary lies at the geometric mean of their counts. Beyond the outermost
-    counts a range reaches to half and twice the count, or as far as the old rows did; from one row per expert on down,
-    to 0.
+    the middle one's. Between two winners the boundary lies at the geometric mean of their counts, or stays where an old
+    row had it. Beyond the outermost counts a range reaches to half and twice the count, or as far as the old rows did;
+    from one row per expert on down, to 0.
     """
     key = dict(zip(table.KEY, found[0].key, strict=True))
     measured = [
@@ -57,7 +58,7 @@ def rows_of(
             groups[-1].append(one)
         else:
             groups.append([one])
-    bounds = [math.ceil(math.sqrt(left[-1].rows * right[0].rows)) for left, right in zip(groups, groups[1:], strict=False)]
+    bounds = [_boundary(left[-1], right[0], known) for left, right in pairwise(groups)]
     first, last = groups[0][0].rows, groups[-1][-1].rows
     low = min([0 if first <= key["experts"] else -(-first // _REACH), *(row["rows_lo"] for _, row in old)])
     high = max([last * _REACH, *(row["rows_hi"] for _, row in old)])
@@ -68,9 +69,18 @@ def rows_of(
 
 
 def _stays(one: _Evidence, measured: Sequence[_Evidence]) -> bool:
-    """Whether an old row still counts: nothing near it was measured, or what was confirmed it."""
-    near = [other for other in measured if max(one.rows, other.rows) <= _NEAR * min(one.rows, other.rows)]
-    return all(other.schedule == one.schedule for other in near)
+    """Whether an old row still counts: nothing near it was measured, or the nearest count confirmed it."""
+    ratio, nearest = min(((max(one.rows, new.rows) / min(one.rows, new.rows), new) for new in measured), key=lambda pair: pair[0])
+    return ratio > _NEAR or nearest.schedule == one.schedule
+
+
+def _boundary(left: _Evidence, right: _Evidence, known: Sequence[_Evidence]) -> int:
+    """Where ``left`` ends and ``right`` begins. Old rows know more than their one count: what they say between the two holds."""
+    for one in known if left.old or right.old else ():
+        for edge, side in (("rows_hi", left), ("rows_lo", right)):
+            if one.schedule == side.schedule and left.rows < one.row[edge] <= right.rows:
+                return one.row[edge]
+    return math.ceil(math.sqrt(left.rows * right.rows))
 
 
 def _best_known(group: Sequence[_Evidence]) -> Mapping:
