@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 
 from chord_jit import device, knobs
 from chord_jit.device import DeviceFacts
+from chord_jit.errors import UnsupportedDeviceError
+from chord_jit.families import grouped_launch, grouped_problem
+from chord_jit.families.grouped_launch import Bound
+from chord_jit.families.grouped_problem import GroupedProblem
 from chord_jit.families.grouped_refusals import ASKED, CHOOSE, check_layout, refuse_contiguous, refuse_masked
+from chord_jit.families.grouped_sizes import size_for, sizes
 from chord_jit.families.indexed_problem import dequant_for
 from chord_jit.families.refusals import check_hint, check_shape, refuse_out
 from chord_jit.formats.w4a16_layout import LAYOUT_VERSION, PackedW4A16
@@ -18,13 +22,6 @@ from chord_jit.routing import grouped as layouts
 from chord_jit.routing.checks import INT32_MAX
 from chord_jit.schedules.deployment import Deployment
 from chord_jit.schedules.schedule import Schedule
-
-if TYPE_CHECKING:
-    from chord_jit.families.grouped_launch import Bound
-    from chord_jit.families.grouped_problem import GroupedProblem
-
-#: Rows per expert that warm-up prepares for, by layout: powers of two between these two.
-_WARM_ROWS = {"masked": (1, 1024), "offsets": (16, 4096), "blocks": (16, 4096)}
 
 #: Calls of one process that differ in more than this many ways start over; each entry is one small object.
 _MAX_PLANS = 4096
@@ -43,51 +40,46 @@ class GroupedFamily:
         self, facts: DeviceFacts, experts: int, n: int, k: int, expected_rows: float, *,
         layout: str, interleaved: bool = False, swiglu: bool = False,
     ) -> GroupedProblem:
-        """The problem of a call, with the architecture's dequantisation. Raises ``InputError`` / ``InputTypeError``."""
+        """The problem of a call: its expected rows rounded, the architecture's dequantisation.
+
+        Raises ``InputError`` / ``InputTypeError``.
+        """
         check_shape(CHOOSE, experts, n, k)
         check_hint(CHOOSE, expected_rows)
         check_layout(layout)
-        from chord_jit.families.grouped_problem import GroupedProblem
-
         return GroupedProblem(
-            facts=facts, experts=experts, n=n, k=k, expected_rows=expected_rows, layout=layout, interleaved=interleaved, swiglu=swiglu,
-            dequant=dequant_for(facts.arch),
+            facts=facts, experts=experts, n=n, k=k, expected_rows=size_for(layout, expected_rows), layout=layout,
+            interleaved=interleaved, swiglu=swiglu, dequant=dequant_for(facts.arch),
         )  # fmt: skip
 
     def schedule(self, problem: GroupedProblem) -> Schedule:
-        """Override, table, cost model; always legal. Raises ``OverrideError``."""
-        from chord_jit.families import grouped_problem
-
+        """Override, table, cost model; always legal. Raises ``OverrideError``, ``UnsupportedDeviceError`` without a kernel."""
+        if not self.candidates(problem):
+            raise UnsupportedDeviceError(
+                CHOOSE, "a kernel of this layout must exist for the architecture", {"arch": problem.facts.arch, "layout": problem.layout},
+                "call indexed(...), which has kernels for every listed GPU",
+            )
         return grouped_problem.choose(problem)
 
     def candidates(self, problem: GroupedProblem) -> Iterable[Schedule]:
         """Every legal schedule worth timing."""
-        from chord_jit.families import grouped_problem
-
         return grouped_problem.candidates(problem)
 
     def spec(self, problem: GroupedProblem, schedule: Schedule) -> KernelSpec:
         """The kernel of ``schedule``."""
-        from chord_jit.families import grouped_problem
-
         return grouped_problem.spec(problem, schedule)
 
     def prepare(self, problem: GroupedProblem, schedule: Schedule, index: int) -> Bound:
         """The loaded kernel of ``schedule`` on device ``index``, bound to its grid; memoised."""
-        from chord_jit.families import grouped_launch
-
         return grouped_launch.prepare(problem, schedule, index)
 
     def deployment(self, model: Deployment, facts: DeviceFacts) -> Iterable[GroupedProblem]:
-        """The layer's two projections in every layout, gate/up interleaved with SwiGLU, at rows per expert of each power of two.
-
-        Masked from 1 to 1024 rows, the contiguous layouts from 16 to 4096.
-        """
-        for layout, (least, most) in _WARM_ROWS.items():
-            for exponent in range(least.bit_length() - 1, most.bit_length()):
-                rows = 1 << exponent
-                yield self.problem(facts, model.local_experts, *model.gate_up, rows, layout=layout, interleaved=True, swiglu=True)
-                yield self.problem(facts, model.local_experts, *model.down, rows, layout=layout)
+        """The layer's two projections in every layout and size, gate/up interleaved with SwiGLU; none without a kernel for the GPU."""
+        for layout in layouts.LAYOUTS:
+            for rows in sizes(layout):
+                gate_up = self.problem(facts, model.local_experts, *model.gate_up, rows, layout=layout, interleaved=True, swiglu=True)
+                down = self.problem(facts, model.local_experts, *model.down, rows, layout=layout)
+                yield from (problem for problem in (gate_up, down) if self.candidates(problem))
 
     # -- calls --------------------------------------------------------------------------------------------------------
     def contiguous(

@@ -1,0 +1,29 @@
+"""Rows per expert that schedules are chosen for: few enough that warm-up can prepare for every one of them.
+
+A call's expected rows are rounded up to three significant bits (16, 20, 24, 28, 32, 40, ...), within the sizes that its
+layout is made for. So a prefill whose row count changes at every step meets no kernel that warm-up has not built.
+"""
+
+from __future__ import annotations
+
+import math
+
+#: Significant bits that a size keeps: 1 would leave the powers of two.
+_BITS = 3
+
+#: Least and most rows per expert that schedules tell apart, by layout. Blocks are padded to 128 rows: few rows gain nothing.
+_RANGES = {"masked": (1, 1024), "offsets": (1, 4096), "blocks": (16, 4096)}
+
+
+def size_for(layout: str, rows: float) -> int:
+    """The size that stands for ``rows`` rows per expert."""
+    least, most = _RANGES[layout]
+    whole = min(max(math.ceil(rows), least), most)
+    step = 1 << max(0, whole.bit_length() - _BITS)
+    return -(-whole // step) * step
+
+
+def sizes(layout: str) -> list[int]:
+    """Every size of ``layout``, ascending."""
+    least, most = _RANGES[layout]
+    return sorted({size_for(layout, rows) for rows in range(least, most + 1)})

@@ -1,0 +1,82 @@
+"""What a grouped call asks for: sizes that warm-up can list, few kernels for a deployment, an answer off Hopper."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chord_jit import device
+from chord_jit.errors import UnsupportedDeviceError
+from chord_jit.families.grouped import FAMILY, GroupedFamily
+from chord_jit.families.grouped_sizes import size_for, sizes
+from chord_jit.schedules.deployment import Deployment
+from chord_jit.schedules.legality import violations
+from tests.unit.families.fake_gpu import H200, bf16, machine, weight_of
+from tests.unit.families.fake_grouped import LAYOUTS, Written, ask, family, good, zeros
+from tests.unit.schedules.problems import KIMI
+
+__all__ = ["family", "machine"]
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+#: Most kernels that the three layouts of one deployment may make a server compile.
+MOST_KERNELS = 80
+
+
+# -- sizes --------------------------------------------------------------------------------------------------------------
+@given(st.sampled_from(LAYOUTS), st.floats(0, 2**31 - 1))
+def test_a_size_stands_for_slightly_fewer_rows(layout, rows):
+    size, known = size_for(layout, rows), sizes(layout)
+    assert size in known and size_for(layout, size) == size
+    assert size >= min(rows, known[-1]) and (size <= max(rows + 1, 1.25 * rows) or size == known[0])
+
+
+@every_layout
+def test_sizes_are_few_and_hold_the_powers_of_two(layout):
+    known = sizes(layout)
+    assert known == sorted(set(known)) and len(known) <= 50
+    assert {1 << exponent for exponent in range(4, 11)} <= set(known)
+
+
+def test_a_prefill_of_any_length_shares_its_problems(family):
+    for rows in range(128, 128 * 200, 128):
+        ask(family, "blocks", {**good("blocks"), "x": bf16(rows, 192), "m_indices": zeros(rows), "out": bf16(rows, 256)})
+    assert len(family.launches) == 199 and len(set(family.asked)) <= len(sizes("blocks"))
+
+
+# -- deployments --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", KIMI)
+def test_a_deployment_needs_few_kernels(name):
+    model = KIMI[name]
+    asked = list(FAMILY.deployment(model, H200))
+    pairs = [(one, FAMILY.schedule(one)) for one in asked]
+    kernels = {FAMILY.spec(*pair) for pair in pairs}
+    print(f"{name}: {len(kernels)} kernels for {len(asked)} problems")
+    assert [text for pair in pairs for text in violations(*pair)] == []
+    assert len(asked) == len(set(asked)) and 6 <= len(kernels) <= MOST_KERNELS
+    projections = {(one.n, one.k, one.layout): (one.experts, one.interleaved, one.swiglu) for one in asked}
+    both = ((model.gate_up, (model.local_experts, True, True)), (model.down, (model.local_experts, False, False)))
+    assert projections == {(*shape, layout): wanted for layout in LAYOUTS for shape, wanted in both}
+
+
+@every_layout
+def test_no_call_asks_for_what_warm_up_did_not_make(machine, layout):
+    model = Deployment(256, 128, 6, 2)
+    warmed = set(FAMILY.deployment(model, H200))
+    family = Written(machine)
+    gate_up, down = weight_of(6, *model.gate_up, interleaved=True), weight_of(6, *model.down)
+    for rows in [*range(0, 3000, 7), 5000, 10**6]:
+        hint = {"expected_m": max(rows, 1)} if layout == "masked" else {"expected_rows": rows}
+        for weight, swiglu in ((gate_up, True), (down, False)):
+            out = bf16(768, weight.n // 2 if swiglu else weight.n)
+            ask(family, layout, {**good(layout), "x": bf16(768, weight.k), "weight": weight, "swiglu": swiglu, "out": out, **hint})
+    assert set(family.asked) <= warmed and len(set(family.asked)) > 20
+
+
+def test_off_hopper_the_other_family_is_named_and_nothing_is_warmed(monkeypatch):
+    blackwell = device.target("sm_100a")
+    family = GroupedFamily()
+    monkeypatch.setattr(family, "candidates", lambda problem: ())
+    assert list(family.deployment(Deployment(256, 128, 6, 2), blackwell)) == []
+    for layout in LAYOUTS:
+        with pytest.raises(UnsupportedDeviceError, match="kernel of this layout must exist") as caught:
+            family.schedule(family.problem(blackwell, 6, 256, 256, 8, layout=layout))
+        assert caught.value.values == {"arch": "sm_100a", "layout": layout} and "indexed" in caught.value.remedy
