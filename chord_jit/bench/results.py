@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from chord_jit import assets, schedules
 from chord_jit.bench import kernels, targets
 from chord_jit.bench.cases import CASES
 from chord_jit.device import DeviceFacts
@@ -16,28 +15,6 @@ from chord_jit.errors import InputError
 SCHEMA = 2
 #: Case sets that documents quote. Other sets are for quick runs and prove nothing.
 PUBLISHED = ("decode", "tp8", "grouped", "ragged", "ep")
-
-
-def tree_files() -> list[tuple[str, Path]]:
-    """Name and path of every file that decides what a kernel is: device headers, templates, schedule tables."""
-    roots = (
-        ("include", assets.folder("include")),
-        ("templates", assets.folder("templates")),
-        ("schedules/tables", Path(schedules.__file__).parent / "tables"),
-    )
-    found = []
-    for prefix, root in roots:
-        for path in root.rglob("*"):
-            relative = path.relative_to(root)
-            if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in relative.parts):
-                found.append((f"{prefix}/{relative.as_posix()}", path))
-    return sorted(found)
-
-
-def tree_hash(files: Iterable[tuple[str, Path]] | None = None) -> str:
-    """SHA-256 over names and bytes of ``tree_files``, each length-prefixed so that no two trees run together."""
-    parts = ((name.encode(), path.read_bytes()) for name, path in (tree_files() if files is None else files))
-    return kernels.digest(part for pair in parts for part in pair)
 
 
 def kernels_hash(result: Mapping) -> str:

@@ -1,4 +1,4 @@
-"""Files of results: the hashes of kernels, their names, and which one is the newest."""
+"""Files of results: the hash that ties them to kernels, their names, and which one is the newest."""
 
 from __future__ import annotations
 
@@ -12,41 +12,6 @@ from tests.unit.bench import fixture
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDED = ROOT / "benchmarks" / "results"
-
-
-@pytest.fixture
-def tree(tmp_path):
-    (tmp_path / "a.cuh").write_bytes(b"first")
-    (tmp_path / "b.cuh").write_bytes(b"second")
-    return lambda: [(path.name, path) for path in sorted(tmp_path.iterdir())]
-
-
-def test_the_hash_is_stable(tree):
-    assert results.tree_hash(tree()) == results.tree_hash(tree())
-    assert results.tree_hash() == results.tree_hash()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda folder: (folder / "a.cuh").write_bytes(b"First"),
-        lambda folder: (folder / "a.cuh").rename(folder / "c.cuh"),
-        lambda folder: (folder / "c.cuh").write_bytes(b""),
-        lambda folder: ((folder / "a.cuh").write_bytes(b"firsts"), (folder / "b.cuh").write_bytes(b"econd")),
-    ],
-    ids=["byte", "name", "empty file", "moved boundary"],
-)
-def test_the_hash_sees(change, tree, tmp_path):
-    before = results.tree_hash(tree())
-    change(tmp_path)
-    assert results.tree_hash(tree()) != before
-
-
-def test_the_hash_covers_headers_templates_and_no_leftovers():
-    names = [name for name, _ in results.tree_files()]
-    assert names == sorted(names)
-    assert {"include/chord/kernels/read_floor.cuh", "templates/read_floor.cu.j2"} <= set(names)
-    assert not [name for name in names if "__pycache__" in name or "/." in name]
 
 
 def test_a_saved_result_is_loaded_again(tmp_path):
