@@ -37,6 +37,10 @@ def test_the_case_sets_are_those_of_the_table():
             "chord bench --cases decode --tokens 1 20 --rounds 500 --no-peer",
         ),
         (
+            ("--cases", "grouped", "--rows", "64", "128", "--layers", "ep8_down"),
+            "chord bench --cases grouped --tokens 64 128 --layers ep8_down --rounds 500",
+        ),
+        (
             ("--cases", "tp8", "--rounds", "7", "--flush", "read", "--schedule", "w4a16_mma 8x128x512 s3", "--no-energy"),
             "chord bench --cases tp8 --rounds 7 --flush read --schedule 'w4a16_mma 8x128x512 s3' --no-energy",
         ),
