@@ -13,10 +13,11 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class Column:
-    """A heading and what it shows of one row."""
+    """A heading and what it shows of one row. ``detail``: for pages alone, a terminal is not wide enough for everything."""
 
     title: str
     show: Callable[[Mapping], str]
+    detail: bool = False
 
 
 def status(row: Mapping) -> str:
@@ -88,22 +89,26 @@ def _gbps(row: Mapping) -> str:
     return NOTHING if ours is None else f"{row['bytes'] / ours / 1e3:.0f}"
 
 
-_MEGABYTES = Column("MB", lambda row: f"{row['bytes'] / 1e6:.0f}")
+_MEGABYTES = Column("MB", lambda row: f"{row['bytes'] / 1e6:.0f}", detail=True)
 _LAYER = Column("layer", lambda row: row["layer"])
 _READER = Column("reader us", _time("reader"))
-_OURS = (Column("ours us", _time("ours")), Column("p10-p90", _spread))
+_OURS = (Column("ours us", _time("ours")), Column("p10-p90", _spread, detail=True))
 _OF_READER, _OF_CUBLAS = Column("of reader", _of_reader), Column("of cuBLAS", _of_cublas)
 _SWIGLU = Column("with SwiGLU us", _time("ours_swiglu"))
 _RATIO = Column("peer best / ours", _ratio)
-_PEER = (Column("peer default us", _time("peer_default")), Column("peer best us", lambda row: number(targets.peer_best(row))), _RATIO)
-_END = (Column("error", _errors), Column("verdict", status))
+_PEER = (
+    Column("peer default us", _time("peer_default"), detail=True),
+    Column("peer best us", lambda row: number(targets.peer_best(row))),
+    _RATIO,
+)
+_END = (Column("error", _errors, detail=True), Column("verdict", status))
 
 #: Every column of a family's tables.
 FULL: dict[str, tuple[Column, ...]] = {
     "indexed": (
         _LAYER,
         Column("tokens", lambda row: str(row["size"])),
-        Column("experts", lambda row: str(row["active"])),
+        Column("experts", lambda row: str(row["active"]), detail=True),
         _MEGABYTES,
         _READER,
         *_OURS,
@@ -111,7 +116,7 @@ FULL: dict[str, tuple[Column, ...]] = {
         _OF_READER,
         _SWIGLU,
         *_PEER,
-        Column("in a row, us ours / peer / reader", _sustained("us", 1, ("ours", "peer_best", "reader"))),
+        Column("in a row, us ours / peer / reader", _sustained("us", 1, ("ours", "peer_best", "reader")), detail=True),
         Column("mJ ours / peer / reader", _sustained("mj", 0, ("ours", "peer_best", "reader"))),
         *_END,
     ),
@@ -119,12 +124,12 @@ FULL: dict[str, tuple[Column, ...]] = {
         _LAYER,
         Column("layout", lambda row: row["layout"]),
         Column("rows", lambda row: str(row["size"])),
-        Column("most rows", lambda row: NOTHING if row["seed"] is None else str(row["busiest"])),
+        Column("most rows", lambda row: NOTHING if row["seed"] is None else str(row["busiest"]), detail=True),
         _MEGABYTES,
         _READER,
         *_OURS,
         Column("TFLOP/s", lambda row: number(tflops(row, "ours"), 0)),
-        Column("cuBLAS TFLOP/s", lambda row: number(tflops(row, "cublas"), 0)),
+        Column("cuBLAS TFLOP/s", lambda row: number(tflops(row, "cublas"), 0), detail=True),
         _OF_CUBLAS,
         _OF_READER,
         _SWIGLU,
@@ -132,8 +137,8 @@ FULL: dict[str, tuple[Column, ...]] = {
         Column("equal rows us", _time("ours_equal")),
         Column("over equal rows", lambda row: number(quotient(median(row, "ours"), median(row, "ours_equal")), 3)),
         *_PEER,
-        Column("in a row, us ours / peer / cuBLAS", _sustained("us", 1, ("ours", "peer_best", "cublas"))),
-        Column("mJ ours / peer / cuBLAS", _sustained("mj", 0, ("ours", "peer_best", "cublas"))),
+        Column("in a row, us ours / peer / cuBLAS", _sustained("us", 1, ("ours", "peer_best", "cublas")), detail=True),
+        Column("mJ ours / peer / cuBLAS", _sustained("mj", 0, ("ours", "peer_best", "cublas")), detail=True),
         Column("pJ/flop ours / peer / cuBLAS", lambda row: _several([_picojoules(row, one) for one in ("ours", "peer_best", "cublas")], 2)),
         *_END,
     ),

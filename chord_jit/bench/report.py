@@ -25,9 +25,9 @@ def heading(result: Mapping) -> str:
 
 
 def table(result: Mapping) -> Table:
-    """The rows of ``result`` for a terminal."""
+    """The rows of ``result`` for a terminal, without what only pages have room for."""
     shown = Table(title=heading(result), caption="; ".join(results.doubts(result)) or None)
-    chosen = columns.filled(columns.FULL, result["rows"])
+    chosen = [column for column in columns.filled(columns.FULL, result["rows"]) if not column.detail]
     for column in chosen:
         shown.add_column(column.title, justify="left" if column.title in _WORDS else "right")
     for row in result["rows"]:

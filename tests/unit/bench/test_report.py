@@ -74,6 +74,14 @@ def test_a_wrong_result_is_no_time():
     assert {column.title: column.show(wrong) for column in columns.FULL["indexed"]}["GB/s"] == "-"
 
 
+def test_a_terminal_gets_what_it_has_room_for():
+    titles = [column.header for column in report.table(fixture.result(case_set="grouped")).columns]
+    assert titles == [
+        "layer", "layout", "rows", "ours us", "TFLOP/s", "of cuBLAS", "with SwiGLU us", "peer best us", "peer best / ours",
+        "pJ/flop ours / peer / cuBLAS", "verdict",
+    ]  # fmt: skip
+
+
 def test_terminal_table_holds_the_doubts():
     out = io.StringIO()
     Console(file=out, width=400).print(report.table(fixture.result(LOSING, peer=None)))
