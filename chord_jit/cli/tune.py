@@ -35,6 +35,9 @@ def add_parser(subparsers) -> None:
                         help="time the form with SwiGLU fused, of layers that have it: only that one, or also (default: only)")  # fmt: skip
     parser.add_argument("--schedules", nargs="+", default=[], metavar="TEXT", help="only these, as they print: 'w4a16_mma 8x128x512 s3'")
     parser.add_argument("--candidates", action="store_true", help="with --schedules: also every candidate of the family")
+    parser.add_argument("--most", type=positive, metavar="N", help="of the candidates, the N that the cost model holds for fastest")
+    parser.add_argument("--companions", action="store_true",
+                        help="also the calls that take turns with a case in chord bench: padded blocks, equal rows")  # fmt: skip
     parser.add_argument("--readers", action="store_true", help="time the read-only kernels of the same bytes too")
     parser.add_argument("--rounds", type=positive, default=60, metavar="N", help="samples that decide (default: %(default)s)")
     parser.add_argument("--compile-only", action="store_true", help="fill the cache and stop; needs no GPU")
@@ -54,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     from chord_jit.tune import session
     from chord_jit.tune.contest import contests
     from chord_jit.tune.journal import Journal
+    from chord_jit.tune.supervise import supervise
+    from chord_jit.tune.worker import work
 
     here = device.current()
     earlier = Journal.read(arguments.resume) if arguments.resume else None
@@ -66,20 +71,24 @@ def run(arguments: argparse.Namespace) -> int:
     facts = here or (session.facts_of(earlier.header) if earlier else device.target(arguments.arch))
     forms = {None: (False,), _ONLY: (True,), _ALSO: (False, True)}[arguments.swiglu]
     given = [ours.parse(text) for text in arguments.schedules]
-    wanted = contests(_cases(arguments), facts, forms=forms, given=given, candidates=arguments.candidates or not given)
+    candidates = arguments.candidates or not given
+    wanted = contests(_cases(arguments), facts, forms=forms, given=given, candidates=candidates, most=arguments.most)
     if not wanted:
         raise InputError("tune schedules", "some case must be left", {"command": command(arguments)}, "name other layers, layouts or sizes")
     if arguments.worker:
         with counting("tuning") as progress:
-            session.work(wanted, earlier, rounds=arguments.rounds, readers=arguments.readers, on_step=progress)
+            work(wanted, earlier, rounds=arguments.rounds, readers=arguments.readers, on_step=progress)
         return 0
     if arguments.compile_only:
         return _compile_only(arguments, wanted)
     if arguments.write:
         session.require_commit(arguments.commit, earlier)
     journal = session.begin(wanted, here, earlier, arguments.out or _new_file(arguments), command(arguments), arguments.commit)
-    with counting("kernels") as progress:
-        code = session.measure(wanted, journal, here, arguments.rounds, arguments.jobs, progress, lambda: _worker(arguments, journal.path))
+    left = session.left_of(wanted, journal, arguments.rounds) if here else []
+    if left:
+        with counting("kernels") as progress:
+            session.prepare(left, journal, arguments.jobs, progress)
+    code = supervise(lambda: _worker(arguments, journal.path), journal.path) if left else 0
     return _decide(arguments, wanted, journal.path) or code
 
 
@@ -94,7 +103,8 @@ def _words(arguments: argparse.Namespace, model: object) -> list[str]:
         words += [f"--{name}", *map(str, values)] if values else []
     words += ["--swiglu", arguments.swiglu] if arguments.swiglu else []
     words += ["--schedules", *arguments.schedules] if arguments.schedules else []
-    words += [flag for flag, given in (("--candidates", arguments.candidates), ("--readers", arguments.readers)) if given]
+    words += ["--most", str(arguments.most)] if arguments.most else []
+    words += [f"--{name}" for name in ("candidates", "companions", "readers") if getattr(arguments, name)]
     return [*words, "--rounds", str(arguments.rounds)]
 
 
@@ -107,6 +117,7 @@ def _cases(arguments: argparse.Namespace) -> list:
     from chord_jit.formats.model_config import read_model_shape
     from chord_jit.schedules import table
     from chord_jit.schedules.deployment import Deployment
+    from chord_jit.tune.contest import with_companions
     from chord_jit.tune.model import cases_of
 
     if arguments.model is None:
@@ -123,6 +134,7 @@ def _cases(arguments: argparse.Namespace) -> list:
         if unknown := [value for value in wanted if value not in known]:
             raise InputError("select cases to tune", f"all {name} must be known", {name: unknown, "known": known}, "choose among these")
         found = [case for case in found if not wanted or of(case) in wanted]
+    found = list(with_companions(found)) if arguments.companions else found
     return [case for case in found if not arguments.layout or table.layout_of(case.layout) in arguments.layout]
 
 

@@ -11,7 +11,7 @@ from chord_jit.bench.cases import AnyCase
 from chord_jit.device import DeviceFacts
 from chord_jit.families.base import family
 from chord_jit.jit.spec import KernelSpec
-from chord_jit.schedules import table
+from chord_jit.schedules import cost, table
 from chord_jit.schedules.legality import violations
 from chord_jit.schedules.schedule import Schedule
 
@@ -60,28 +60,40 @@ class Contest:
 
 
 def contests(
-    cases: Iterable[AnyCase], facts: DeviceFacts, *, forms: Sequence[bool], given: Sequence[Schedule] = (), candidates: bool = True
+    cases: Iterable[AnyCase],
+    facts: DeviceFacts,
+    *,
+    forms: Sequence[bool] = (False,),
+    given: Sequence[Schedule] = (),
+    candidates: bool = True,
+    most: int | None = None,
 ) -> list[Contest]:
-    """Every case and companion in every form that its layer has, layer by layer and from few rows to many.
+    """Every case in every form that its layer has, layer by layer and from few rows to many.
 
     ``forms``: plain (False) and with SwiGLU fused (True). Besides ``given`` schedules, ``candidates`` lets those of the
-    family compete, and with them the one that a table holds.
+    family compete, the ``most`` that the cost model holds for fastest or all, and with them the one that a table holds.
     """
-    found = []
-    for case in dict.fromkeys(_with_companions(cases)):
+    found: dict[str, Contest] = {}
+    for case in cases:
         for swiglu in forms:
             if swiglu and not case.layer.gated:
                 continue
             free = Contest(case, swiglu, ours.free_problem(case, facts, swiglu=swiglu))
             everyone = list(given)
             if candidates:
-                everyone += [*family(free.problem.family).candidates(free.problem), *filter(None, [free.held])]
-            found.append(Contest(case, swiglu, free.problem, tuple(dict.fromkeys(everyone))))
-    layers = list(dict.fromkeys(contest.case.layer for contest in found))
-    return sorted(found, key=lambda contest: (layers.index(contest.case.layer), contest.swiglu, contest.key, contest.rows))
+                everyone += [*_promising(free.problem, most), *filter(None, [free.held])]
+            found[free.name] = Contest(case, swiglu, free.problem, tuple(dict.fromkeys(everyone)))
+    layers = list(dict.fromkeys(contest.case.layer for contest in found.values()))
+    return sorted(found.values(), key=lambda contest: (layers.index(contest.case.layer), contest.swiglu, contest.key, contest.rows))
 
 
-def _with_companions(cases: Iterable[AnyCase]) -> Iterator[AnyCase]:
+def _promising(problem: object, most: int | None) -> list[Schedule]:
+    every = list(family(problem.family).candidates(problem))
+    return every if most is None else sorted(every, key=lambda schedule: cost.estimate(problem, schedule))[:most]
+
+
+def with_companions(cases: Iterable[AnyCase]) -> Iterator[AnyCase]:
+    """Each case, and behind it those that take turns with it in ``chord bench``."""
     for case in cases:
         yield case
         for _, companion in case.companions:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from chord_jit.tune.contest import Contest
 from chord_jit.tune.decide import points
 from chord_jit.tune.held import Held, by_contest, in_turn
 from chord_jit.tune.journal import Journal, header, kernel_hashes
-from chord_jit.tune.supervise import supervise
 from chord_jit.tune.worker import driver
 
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -61,24 +59,16 @@ def begin(
     return Journal.create(out, earlier.header, earlier.lines) if out else earlier
 
 
-def measure(
-    contests: Sequence[Contest],
-    journal: Journal,
-    here: DeviceFacts | None,
-    rounds: int,
-    jobs: int | None,
-    progress: Callable[[int, int, object], None],
-    start: Callable[[], subprocess.Popen],
-) -> int:
-    """Compile and measure what the journal lacks, if there is a GPU; returns the command's exit code."""
-    held = by_contest(journal.lines)
-    left = [contest for contest, _, finished in in_turn(contests, held, rounds) if not finished]
-    if here is None or not left:
-        return 0
-    compile_all(left, jobs, progress)
-    if lines := list(hopeless(left, held)):
+def left_of(contests: Sequence[Contest], journal: Journal, rounds: int) -> list[Contest]:
+    """The contests of which something is left to be measured."""
+    return [contest for contest, _, finished in in_turn(contests, by_contest(journal.lines), rounds) if not finished]
+
+
+def prepare(contests: Sequence[Contest], journal: Journal, jobs: int | None, progress: Callable[[int, int, object], None]) -> None:
+    """Compile what competes, and refuse in the journal what cannot."""
+    compile_all(contests, jobs, progress)
+    if lines := list(hopeless(contests, by_contest(journal.lines))):
         journal.append(*lines)
-    return supervise(start, journal.path)
 
 
 def decide(contests: Sequence[Contest], journal: Journal, rounds: int, commit: str) -> Outcome:

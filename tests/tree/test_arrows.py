@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "families": GROUND | MIDDLE | {"jit"},
     "api": GROUND | MIDDLE | {"jit", "families"},
     "bench": GROUND | MIDDLE | {"jit", "families", "api", "reference"},
-    "cli": GROUND | MIDDLE | {"jit", "families", "api", "reference", "bench"},
+    "tune": GROUND | MIDDLE | {"jit", "families", "bench"},
+    "cli": GROUND | MIDDLE | {"jit", "families", "api", "reference", "bench", "tune"},
     "__init__": GROUND | {"api"},
     "__main__": {"cli"},
 }
