@@ -48,8 +48,11 @@ def lines(contest: Contest, held: Held, rounds: int) -> Iterator[str]:
         yield f"  {us:9.1f} us  {contest.case.flops / us / 1e6:6.1f} TFLOP/s  {share}{line['error']:.2e}  {schedule}{mark}"
     if not finals:
         yield f"  not measured{': processes died in it' if held.deaths else ''}"
+    reasons: dict[str, list[str]] = {}
     for schedule, why in held.refused.items():
-        yield f"  refused  {schedule}: {why}"
+        reasons.setdefault(why, []).append(schedule)
+    for why, schedules in reasons.items():
+        yield f"  refused  {schedules[0]}{f' and {len(schedules) - 1} more' if len(schedules) > 1 else ''}: {why}"
 
 
 def changed(before: Tables, after: Tables) -> Iterator[str]:

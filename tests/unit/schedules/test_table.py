@@ -8,6 +8,8 @@ from itertools import groupby, pairwise
 import pytest
 
 from chord_jit import device
+from chord_jit.families.base import family
+from chord_jit.families.grouped import FAMILY as GROUPED
 from chord_jit.families.indexed import FAMILY
 from chord_jit.schedules import table
 from chord_jit.schedules.legality import violations
@@ -29,17 +31,20 @@ def each(rows: list[tuple]):
 
 
 EACH_ROW, EACH_INDEXED = each(ROWS), each(INDEXED)
+#: The layouts of calls that a row's layout serves.
+CALLS = {"indexed": ("indexed",), "masked": ("masked",), "contiguous": ("offsets", "blocks")}
 
 
 def key_of(row: dict) -> tuple:
     return tuple(row[name] for name in KEY)
 
 
-def asked(row: dict, rows: int, **changes):
-    """The problem of an indexed ``row`` with ``rows`` routed rows on this rank."""
+def asked(row: dict, rows: int, call: str = "indexed", **changes):
+    """The problem of a ``call`` that ``row`` serves, with ``rows`` local rows."""
     facts = replace(device.target(row["arch"]), sms=row["sms"])
     fields = {"facts": facts, "experts": row["experts"], "n": row["n"], "k": row["k"], "expected_rows": rows / row["experts"], **changes}
-    return FAMILY.problem(**fields, interleaved=row["swiglu"], swiglu=row["swiglu"])
+    form = dict(interleaved=row["swiglu"], swiglu=row["swiglu"])
+    return FAMILY.problem(**fields, **form) if call == "indexed" else GROUPED.problem(**fields, **form, layout=call)
 
 
 def found(kernel: str, row: dict, rows: float, **changes) -> Schedule | None:
@@ -89,16 +94,24 @@ def test_a_row_serves_no_other_gpu_and_no_other_problem(kernel, row, change):
     assert found(kernel, row, row["at_rows"]) is not None and found(kernel, row, row["at_rows"], **change) is None
 
 
-@EACH_INDEXED
+@EACH_ROW
 def test_a_row_is_legal_on_every_sm_count_and_is_what_the_family_takes(kernel, row):
     chosen = Schedule(kernel, **row["schedule"])
-    for sms in SM_COUNTS:
-        for rows in (row["rows_lo"], row["rows_hi"] - 1):
-            problem = asked(row, rows, facts=replace(device.target(row["arch"]), sms=sms))
-            for block_m in (0, chosen.bm, 3 * chosen.bm):
-                assert violations(replace(problem, block_m=block_m), chosen) == []
-    for rows in (row["at_rows"], row["rows_hi"] - 1):
-        assert FAMILY.schedule(asked(row, rows)) == chosen
+    for call in CALLS[row["layout"]]:
+        for sms in SM_COUNTS:
+            for rows in (row["rows_lo"], row["rows_hi"] - 1):
+                problem = asked(row, rows, call, facts=replace(device.target(row["arch"]), sms=sms))
+                assert violations(problem, chosen) == []
+        for rows in (row["at_rows"], row["rows_hi"] - 1):
+            problem = asked(row, rows, call)
+            assert family(problem.family).schedule(problem) == chosen
+
+
+@EACH_INDEXED
+def test_a_row_is_legal_wherever_its_tile_divides_the_block_size(kernel, row):
+    chosen = Schedule(kernel, **row["schedule"])
+    for block_m in (chosen.bm, 3 * chosen.bm):
+        assert violations(replace(asked(row, row["at_rows"]), block_m=block_m), chosen) == []
 
 
 @EACH_INDEXED
