@@ -52,7 +52,7 @@ def begin(
     contests: Sequence[Contest], here: DeviceFacts | None, earlier: Journal | None, out: Path | None, command: str, commit: str
 ) -> Journal:
     """The journal that the run writes to: a new one, the ``earlier`` one, or a copy of that at ``out``."""
-    kernels = kernel_hashes(schedule.kernel for contest in contests for schedule, _ in contest.specs())
+    kernels = kernel_hashes(one.kernel for contest in contests for one in contest.schedules if not contest.illegal(one))
     if earlier is None:
         return Journal.create(out, header(here, driver(), kernels, command, commit))
     earlier.require(here, kernels)
