@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from chord_jit import device, knobs
+from chord_jit.cli.arguments import positive
 from chord_jit.cli.console import bar, console, write
 
 CASE_SETS = ("decode", "tp8", "grouped", "ragged", "ep", "smoke", "smoke_grouped")
@@ -24,7 +25,7 @@ def add_parser(subparsers) -> None:
         help="only these tokens, or rows per expert, of the set",
     )  # fmt: skip
     parser.add_argument("--layers", nargs="+", default=[], metavar="NAME", help="only these layers of the set")
-    parser.add_argument("--rounds", type=_positive, default=500, metavar="N", help="most samples of a variant (default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=500, metavar="N", help="most samples of a variant (default: %(default)s)")
     parser.add_argument("--flush", choices=("write", "read"), default="write", help="how L2 is evicted; read runs are no evidence")
     parser.add_argument("--schedule", metavar="TEXT", help="force this schedule, e.g. 'w4a16_mma 16x128x512 s3'; such a run is no evidence")
     parser.add_argument("--no-peer", action="store_true", help="leave the peer out; such a run is no evidence")
@@ -79,13 +80,6 @@ def command(arguments: argparse.Namespace) -> str:
     words += ["--schedule", arguments.schedule] if arguments.schedule else []
     words += [flag for flag, given in (("--no-peer", arguments.no_peer), ("--no-energy", arguments.no_energy)) if given]
     return shlex.join(words)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
 
 
 def _with_progress(request, keep: Callable[[dict], None]) -> dict:
