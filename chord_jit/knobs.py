@@ -91,7 +91,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("CHORD_W4A16_CTAS", _integer(1), None, "schedule", "Resident CTAs per SM."),
     Knob("CHORD_W4A16_DEQUANT", _choice("subnormal", "magic", "scaled"), None, "numerics",
          "Dequantisation of the m16n8k16 kernel; default: by architecture."),
-    Knob("CHORD_CAPTURE_SLOTS", _integer(1), 65536, "launch", "Streams and captured launch sites of one device (64 B each)."),
+    Knob("CHORD_CAPTURE_SLOTS", _integer(1), 32768, "launch", "Streams and captured launch sites of one device (192 B each)."),
 )
 
 _BY_NAME = {knob.name: knob for knob in KNOBS}

@@ -9,7 +9,7 @@ import torch
 from chord_jit import device, knobs
 from chord_jit.device import DeviceFacts
 from chord_jit.errors import UnsupportedDeviceError
-from chord_jit.families import grouped_launch, grouped_problem
+from chord_jit.families import grouped_launch, grouped_problem, kernels
 from chord_jit.families.grouped_launch import Bound
 from chord_jit.families.grouped_problem import GroupedProblem
 from chord_jit.families.grouped_refusals import ASKED, CHOOSE, check_layout, refuse_contiguous, refuse_masked
@@ -67,7 +67,7 @@ class GroupedFamily:
 
     def spec(self, problem: GroupedProblem, schedule: Schedule) -> KernelSpec:
         """The kernel of ``schedule``."""
-        return grouped_problem.spec(problem, schedule)
+        return kernels.spec(problem, schedule)
 
     def prepare(self, problem: GroupedProblem, schedule: Schedule, index: int) -> Bound:
         """The loaded kernel of ``schedule`` on device ``index``, bound to its grid; memoised."""

@@ -7,16 +7,18 @@ from collections.abc import Callable
 
 import torch
 
-from chord_jit.families import grouped_problem
+from chord_jit.families import kernels
 from chord_jit.families.grouped_problem import GroupedProblem
 from chord_jit.jit import engine, scratch, slots, tensor_map
 from chord_jit.jit.launch import Launch
 from chord_jit.jit.spec import KernelSpec
-from chord_jit.schedules import wgmma
+from chord_jit.schedules import legality, wgmma
 from chord_jit.schedules.schedule import Schedule
 
 #: chord::W4A16WgmmaParams: x descriptor, weight, out, ticket, joints, sums, layout; segments, rows, max_m, experts.
 WGMMA_PARAMS = struct.Struct(f"<{tensor_map.BYTES}s6Q4i")
+#: chord::W4A16MmaParams<GroupedParams>: x, weight, out, row_weights, ticket, layout; segments, rows, max_m, experts.
+MMA_PARAMS = struct.Struct("<6Q4i")
 
 #: ``bound(index, x, weight, out, layout, rows, segments, max_m)``: enqueue on the current stream of device ``index``, the
 #: current one. ``x``: the activations; the rest addresses and counts.
@@ -27,11 +29,11 @@ _bound: dict[tuple[KernelSpec, int, int], Bound] = {}
 
 def prepare(problem: GroupedProblem, schedule: Schedule, index: int) -> Bound:
     """The loaded kernel of ``schedule`` on device ``index``, bound to its grid; memoised."""
-    spec = grouped_problem.spec(problem, schedule)
+    spec = kernels.spec(problem, schedule)
     key = (spec, index, problem.experts)
     found = _bound.get(key)
     if found is None:
-        found = _bound[key] = _wgmma(problem, schedule, spec, index)
+        found = _bound[key] = _BINDERS[schedule.kernel](problem, schedule, spec, index)
     return found
 
 
@@ -53,3 +55,21 @@ def _wgmma(problem: GroupedProblem, schedule: Schedule, spec: KernelSpec, index:
         launch(stream, described, weight, out, slot, slot + slots.JOINTS_AT, sums, layout, segments, rows, max_m, experts)
 
     return enqueue
+
+
+def _mma(problem: GroupedProblem, schedule: Schedule, spec: KernelSpec, index: int) -> Bound:
+    sizes = legality.mma_shape(problem, schedule)
+    kernel = engine.load(spec, index, sizes.shared_bytes)
+    with torch.cuda.device(index):
+        slots.prepare(index)
+    launch = Launch(kernel.handle, (problem.facts.sms * schedule.ctas, 1, 1), sizes.threads, 1, sizes.shared_bytes, MMA_PARAMS)
+    experts = problem.experts
+
+    def enqueue(index: int, x: torch.Tensor, weight: int, out: int, layout: int, rows: int, segments: int, max_m: int) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        launch(stream, x.data_ptr(), weight, out, 0, slots.address(index, stream), layout, segments, rows, max_m, experts)
+
+    return enqueue
+
+
+_BINDERS = {"w4a16_mma": _mma, "w4a16_wgmma": _wgmma}

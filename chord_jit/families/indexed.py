@@ -10,7 +10,7 @@ import torch
 
 from chord_jit import device, knobs
 from chord_jit.device import DeviceFacts
-from chord_jit.families import indexed_problem
+from chord_jit.families import indexed_problem, kernels
 from chord_jit.families.indexed_problem import IndexedProblem
 from chord_jit.families.indexed_refusals import ASKED, CHOOSE, refuse_call, weights_fit
 from chord_jit.families.refusals import check_hint, check_shape, refuse_out
@@ -73,7 +73,7 @@ class IndexedFamily:
 
     def spec(self, problem: IndexedProblem, schedule: Schedule) -> KernelSpec:
         """The kernel of ``schedule``."""
-        return indexed_problem.spec(problem, schedule)
+        return kernels.spec(problem, schedule)
 
     def deployment(self, model: Deployment, facts: DeviceFacts) -> Iterable[IndexedProblem]:
         """The layer's two projections at every token count up to 512 of a decode step, over all ranks.

@@ -1,4 +1,4 @@
-"""Counters for kernels that hand out tiles dynamically: 64 bytes of device memory for one launch at a time.
+"""Counters for kernels that hand out tiles dynamically: 192 bytes of device memory for one launch at a time.
 
 A launch takes its tickets from its slot and the counter wraps to zero at the last one; the bits of a cut tile are wiped by
 the CTA that joins it. So a slot is zero whenever no launch uses it. A kernel that dies takes its context along (CUDA errors are sticky), so no later launch meets a slot
@@ -24,8 +24,9 @@ import torch
 from chord_jit import knobs
 from chord_jit.errors import CaptureError
 
-#: A slot: its ticket counter, and from ``JOINTS_AT`` on two bits for each cut of a launch (``wgmma.MAX_CUT_CTAS`` of them).
-_STRIDE, JOINTS_AT = 64, 16
+#: A slot: its ticket counter, and from ``JOINTS_AT`` on two bits for each cut of a launch
+#: and each of up to four warpgroups (``wgmma.MAX_CUT_CTAS`` cuts).
+_STRIDE, JOINTS_AT = 192, 16
 _lock = threading.Lock()
 _pools: dict[int, _Pool] = {}
 

@@ -14,7 +14,7 @@ from chord_jit.schedules.schedule import Schedule
 #: Rows of the padded blocks of the "blocks" layout: no tile may cut one.
 BLOCK_ROWS = 128
 #: CTAs whose cuts the joints of a launch can hold (``jit/slots.py``).
-MAX_CUT_CTAS = 192
+MAX_CUT_CTAS = 172
 
 #: Instruction widths of a kernel whose warpgroups own two m64 blocks, by BM. Each width is a main loop of its own, and the
 #: assembler gives every loop's fragments registers of their own: more loops than these do not fit.
@@ -29,7 +29,8 @@ _MOST_ROWS = {128: 256, 256: 160, 512: 32}
 class WgmmaShape:
     """Derived sizes. ``widths``: rows of the instructions. ``staged``: m64 blocks of a warpgroup staged at a time.
 
-    ``box_rows``: rows of one tensor copy. ``sums_bytes``: what a cut tile leaves in memory for each CTA.
+    ``box_rows``: rows of one tensor copy. ``sums_bytes``: what a cut tile leaves in memory for each CTA. ``lag``: stages that half of the
+    warpgroups stays behind the other.
     """
 
     panels: int
@@ -45,6 +46,7 @@ class WgmmaShape:
     tile_stages: int
     shared_bytes: int
     sums_bytes: int
+    lag: int
 
 
 def shape(problem: object, schedule: Schedule) -> WgmmaShape:
@@ -63,20 +65,23 @@ def shape(problem: object, schedule: Schedule) -> WgmmaShape:
 
     staged = owned if shared(owned) <= problem.facts.shared_bytes else 1
     return WgmmaShape(
-        panels, stage_blocks, consumers, _widths(bm, owned), _group_steps(bm, owned), staged, math.gcd(bm, 64), (consumers + 1) * 128,
-        row_panels, k_blocks, k_blocks // max(stage_blocks, 1), shared(staged), bm * schedule.bn * 4,
+        panels, stage_blocks, consumers, _widths(bm, owned), _group_steps(bm, owned, stage_blocks), staged, math.gcd(bm, 64), (consumers + 1) * 128,
+        row_panels, k_blocks, k_blocks // max(stage_blocks, 1), shared(staged), bm * schedule.bn * 4, 1,
     )  # fmt: skip
 
 
 def _widths(bm: int, owned: int) -> tuple[int, ...]:
-    return _WIDE.get(bm, ()) if owned == 2 else tuple(range(bm // 8, bm + 1, bm // 8)) if bm >= 128 else (bm // 2, bm)
+    if owned == 2:
+        return _WIDE.get(bm, ())
+    step = 32 if bm > 128 else 16
+    return tuple(range(step, bm + 1, step))
 
 
-def _group_steps(bm: int, owned: int) -> int:
-    """k16 steps of one group of products: more hide the wait, fewer leave registers for the sums."""
+def _group_steps(bm: int, owned: int, stage_blocks: int) -> int:
+    """k16 steps of one group of products: more hide the wait, fewer leave registers for the sums; two groups a stage at least."""
     if owned == 1:
         return 1 if bm > 128 else 2
-    return 4 if bm == 64 else 2
+    return 4 if bm == 64 and stage_blocks > 1 else 2
 
 
 def violations(problem: object, schedule: Schedule) -> list[str]:

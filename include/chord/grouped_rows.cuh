@@ -9,11 +9,9 @@
 // metadata gives wrong rows, never an access outside the tensors.
 #pragma once
 
-#include <cuda/std/cstdint>
+#include "chord/rows.cuh"
 
 namespace chord {
-
-enum class RowSource { kIndexed, kMasked, kOffsets, kBlocks };
 
 struct GroupedParams {
   const void* layout;
@@ -115,6 +113,7 @@ struct Walk {
   // Token tiles of all segments. A launch's output fits in memory, so they (and all tiles of a launch) fit in an int.
   __device__ __forceinline__ int count() const {
     int total = 0, carried = 0;
+#pragma unroll 4
     for (int first = 0; first < p.segments; first += 32) total += Source::load(p, first + lane, lane, carried).tiles;
     return __reduce_add_sync(0xffffffffu, total);
   }
@@ -145,6 +144,41 @@ struct Walk {
       if (lane >= distance) upto += below;
     }
   }
+};
+
+// The rows of a token tile by id, as the kernels of few rows take them (rows.cuh): row `id` is read and written.
+template <RowSource kSource, int kBM>
+struct GroupedRows {
+  using Params = GroupedParams;
+
+  struct Tile {
+    int id;
+    int expert;
+    int count;
+  };
+
+  struct Early {};
+
+  Walk<kSource, kBM> walk;
+  const int total;
+
+  __device__ __forceinline__ GroupedRows(const GroupedParams& params, int lane, const Early&) : walk(params, lane), total(walk.count()) {}
+
+  static __device__ __forceinline__ Early read_early(const GroupedParams&, int, int, int) { return {}; }
+
+  __device__ __forceinline__ int count() const { return total; }
+  __device__ __forceinline__ Tile first(bool, int index) { return at(index); }
+
+  __device__ __forceinline__ Tile at(int index) {
+    if (index >= total) return {-1, 0, 0};
+    const auto group = walk.at(index);
+    const int ahead = (index - group.before) * kBM, row = group.first + ahead;
+    const int count = Segments<kSource, kBM>::owned(walk.p, group.expert, row, min(kBM, group.rows - ahead), walk.lane);
+    return {row + walk.lane, group.expert, count};
+  }
+
+  __device__ __forceinline__ int rows(const Tile& tile) const { return tile.count; }
+  __device__ __forceinline__ int source_row(int id) const { return id; }
 };
 
 }  // namespace chord

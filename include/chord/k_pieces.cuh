@@ -27,12 +27,13 @@ struct KPieces {
   __device__ __forceinline__ int begin(int index) const { return static_cast<int>(int64_t(stages) * index / pieces); }
 };
 
-// Two bits for each cut of a launch, 16 cuts a word: somebody has arrived; its sums lie in memory. Zero before and after.
+// Two bits for each cut of a launch and each warpgroup, 16 of them a word: somebody has arrived; its sums lie in memory. Zero
+// before and after.
 struct Joint {
   unsigned* word;
   unsigned arrived;
 
-  __device__ __forceinline__ Joint(unsigned* words, int cut) : word(words + cut / 16), arrived(1u << (cut % 16 * 2)) {}
+  __device__ __forceinline__ Joint(unsigned* words, int index) : word(words + index / 16), arrived(1u << (index % 16 * 2)) {}
 
   // True for the first to come.
   __device__ __forceinline__ bool first() const { return !(atomicOr(word, arrived) & arrived); }
@@ -42,7 +43,7 @@ struct Joint {
     asm volatile("red.release.gpu.global.or.b32 [%0], %1;" ::"l"(word), "r"(arrived << 1) : "memory");
   }
 
-  // Waits for them and wipes the cut's bits.
+  // Waits for them and wipes the bits.
   __device__ __forceinline__ void take() const {
     unsigned seen;
     do {

@@ -10,6 +10,8 @@
 
 namespace chord {
 
+enum class RowSource { kIndexed, kMasked, kOffsets, kBlocks };
+
 struct IndexedParams {
   const int* sorted_ids;
   const int* expert_ids;
@@ -22,21 +24,44 @@ struct IndexedParams {
   int sub_blocks;  // block_m / kBM
 };
 
+// Every source has this shape. `Early` is what the producer's warp reads before the CTA has set itself up; `at` is called with
+// rising numbers of token tiles and may run ahead of `count`.
 template <int kBM>
 struct IndexedRows {
+  using Params = IndexedParams;
+
   // One lane's view of a tile's rows; `expert` is the same in all lanes.
   struct Tile {
     int id;
     int expert;
   };
 
-  // Sub-blocks in use, of `padded` read from device memory.
-  static __device__ __forceinline__ int count(const IndexedParams& p, int padded) {
-    const int blocks = min(padded / (kBM * p.sub_blocks), p.block_capacity);
+  struct Early {
+    Tile whole, half;  // the first tile, if the first ticket takes a whole one or a half
+    int padded;
+  };
+
+  const IndexedParams& p;
+  const int lane;
+  const Early early;
+
+  __device__ __forceinline__ IndexedRows(const IndexedParams& params, int lane_index, const Early& read)
+      : p(params), lane(lane_index), early(read) {}
+
+  static __device__ __forceinline__ Early read_early(const IndexedParams& p, int lane, int first, int first_half) {
+    return {load(p, first, lane), load(p, first_half, lane), *p.padded};
+  }
+
+  // Sub-blocks in use.
+  __device__ __forceinline__ int count() const {
+    const int blocks = min(early.padded / (kBM * p.sub_blocks), p.block_capacity);
     return max(blocks, 0) * p.sub_blocks;
   }
 
-  // May run ahead of `count`: it stays inside the arrays for any sub-block.
+  __device__ __forceinline__ Tile first(bool halves, int) const { return halves ? early.half : early.whole; }
+  __device__ __forceinline__ Tile at(int sub_block) const { return load(p, sub_block, lane); }
+
+  // Stays inside the arrays for any sub-block.
   static __device__ __forceinline__ Tile load(const IndexedParams& p, int sub_block, int lane) {
     const int block = p.sub_blocks == 1 ? sub_block : sub_block / p.sub_blocks;
     const int64_t index = int64_t(sub_block) * kBM + lane;
@@ -47,14 +72,14 @@ struct IndexedRows {
   }
 
   // Rows of the tile, zero when the whole block is to be left out.
-  static __device__ __forceinline__ int rows(const IndexedParams& p, const Tile& tile) {
+  __device__ __forceinline__ int rows(const Tile& tile) const {
     const bool valid = static_cast<unsigned>(tile.id) < static_cast<unsigned>(p.routed_rows);
     // The leading run of valid ids: an id after a sentinel breaks the contract and must not be followed.
     const int rows = __clz(__brev(~__ballot_sync(0xffffffffu, valid)));
     return static_cast<unsigned>(tile.expert) < static_cast<unsigned>(p.experts) ? rows : 0;
   }
 
-  static __device__ __forceinline__ int source_row(const IndexedParams& p, int id) { return p.top_k == 1 ? id : id / p.top_k; }
+  __device__ __forceinline__ int source_row(int id) const { return p.top_k == 1 ? id : id / p.top_k; }
 };
 
 }  // namespace chord

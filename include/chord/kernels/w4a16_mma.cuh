@@ -13,28 +13,38 @@
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
-#include <cute/arch/copy_sm75.hpp>
 
 #include "chord/dequant.cuh"
 #include "chord/epilogue.cuh"
+#include "chord/grouped_rows.cuh"
 #include "chord/last_wave.cuh"
 #include "chord/ptx.cuh"
-#include "chord/rows.cuh"
 
 namespace chord {
 
+template <RowSource kSource, int kBM>
+struct RowsOf {
+  using Type = GroupedRows<kSource, kBM>;
+};
+template <int kBM>
+struct RowsOf<RowSource::kIndexed, kBM> {
+  using Type = IndexedRows<kBM>;
+};
+
+template <class RowParams>
 struct W4A16MmaParams {
   const __nv_bfloat16* x;
   const uint8_t* weight;
   __nv_bfloat16* out;
   const float* row_weights;
   unsigned* ticket;  // this launch's own while it runs; zero before and after
-  IndexedParams routing;
+  RowParams routing;
 };
 
 template <class Config>
 struct W4A16Mma {
-  using Rows = IndexedRows<Config::kBM>;
+  using Rows = typename RowsOf<Config::kRows, Config::kBM>::Type;
+  using Params = W4A16MmaParams<typename Rows::Params>;
   using Decode = Decoder<Config::kDequant>;
 
   static constexpr int kBM = Config::kBM, kPanels = Config::kPanels, kStageBlocks = Config::kStageBlocks;
@@ -84,7 +94,7 @@ struct W4A16Mma {
   // Register budget: what the launch gives all warps, minus what the producer's warpgroup keeps.
   static constexpr int kEntryRegisters = 65536 / Config::kCtas / kThreads / 8 * 8;
   static constexpr bool kMovesRegisters = kEntryRegisters < 216;
-  static constexpr int kProducerRegisters = kSplit > 1 ? 56 : 40;
+  static constexpr int kProducerRegisters = kSplit > 1 || Config::kRows != RowSource::kIndexed ? 56 : 40;  // a walk or a rank more
   static constexpr int kConsumerRegisters = (kEntryRegisters * kThreads - kProducerRegisters * 128) / (kWarps * 32) / 8 * 8;
 
   struct Record {
@@ -132,23 +142,13 @@ struct W4A16Mma {
   __device__ __forceinline__ static int first_stage(int rank) { return kTileStages * rank / kSplit; }
 
   // ---------------------------------------------------------------- producer
-  // Routing of a CTA's first tile, and of how many there are: read together, and before the CTA has set itself up.
-  struct First {
-    typename Rows::Tile whole, half;  // the rows if the first ticket is a whole tile, and if all tiles are halves
-    int padded;
-  };
-
-  __device__ __forceinline__ First read_first(const W4A16MmaParams& p) const {
-    const int ticket = blockIdx.x / kSplit;
-    return {Rows::load(p.routing, ticket / kTilesN, lane), Rows::load(p.routing, ticket / 2 / kTilesN, lane), *p.routing.padded};
-  }
-
-  __device__ __forceinline__ void produce(const W4A16MmaParams& p, const First& first) {
+  __device__ __forceinline__ void produce(const Params& p, const typename Rows::Early& early) {
+    Rows source(p.routing, lane, early);
     const int workers = gridDim.x / kSplit;
     int ticket = blockIdx.x / kSplit;
-    const LastWave wave(Rows::count(p.routing, first.padded) * kTilesN, workers, kHalves);
+    const LastWave wave(source.count() * kTilesN, workers, kHalves);
     const int swept = wave.tickets * kTileBytes > kLongStream ? static_cast<int>(kSweep / kTileBytes) : 0;
-    auto rows = kHalves && wave.whole == 0 ? first.half : first.whole;
+    auto rows = source.first(kHalves && wave.whole == 0, wave.piece(ticket).tile / kTilesN);
     const int begin = first_stage(rank()), end = first_stage(rank() + 1);
     Cursor cursor;
     while (ticket < wave.tickets) {
@@ -159,15 +159,15 @@ struct W4A16Mma {
       }
       const LastWave::Piece piece = wave.piece(ticket);
       const int panel = piece.tile % kTilesN * kPanels;
-      const int count = Rows::rows(p.routing, rows);
+      const int count = source.rows(rows);
       const int id = rows.id;
       const uint8_t* weight = p.weight + (int64_t(rows.expert) * kRowPanels + panel) * kBlocks * kBlockBytes;
-      const __nv_bfloat16* row = p.x + int64_t(Rows::source_row(p.routing, id)) * Config::kK;
+      const __nv_bfloat16* row = p.x + int64_t(source.source_row(id)) * Config::kK;
 #pragma unroll 1
       for (int k = begin; k < end; ++k) {
         if (k == end - 1) {
           if constexpr (kSplit == 1) next = __shfl_sync(0xffffffffu, next, 0);
-          rows = Rows::load(p.routing, wave.piece(next).tile / kTilesN, lane);
+          rows = source.at(wave.piece(next).tile / kTilesN);
         }
         if (count > 0) {
           wait(empty(cursor.stage), cursor.phase ^ 1);
@@ -213,7 +213,7 @@ struct W4A16Mma {
   }
 
   // ---------------------------------------------------------------- consumers
-  __device__ __forceinline__ void consume(const W4A16MmaParams& p) {
+  __device__ __forceinline__ void consume(const Params& p) {
     Cursor cursor;
     uint32_t exchange = 0;
     while (true) {
@@ -234,7 +234,7 @@ struct W4A16Mma {
   }
 
   template <int kTiles>
-  __device__ __forceinline__ void multiply(const W4A16MmaParams& p, Cursor& cursor, uint32_t& exchange, const Record& tile) {
+  __device__ __forceinline__ void multiply(const Params& p, Cursor& cursor, uint32_t& exchange, const Record& tile) {
     float sum[kTiles][kUnits][4] = {};
     const int block = warp % kStageBlocks;
     const int first_unit = kHalves ? tile.unit : 0;
@@ -329,7 +329,7 @@ struct W4A16Mma {
   // ---------------------------------------------------------------- end of a tile
   // Partial sums of the warps meet in shared memory, one n8 tile at a time; each warp then owns whole token rows.
   template <int kTiles>
-  __device__ __forceinline__ void finish(const W4A16MmaParams& p, const float (&sum)[kTiles][kUnits][4], uint32_t& exchange, const Record& tile) {
+  __device__ __forceinline__ void finish(const Params& p, const float (&sum)[kTiles][kUnits][4], uint32_t& exchange, const Record& tile) {
     float* parts = reinterpret_cast<float*>(shared + kReductionAt);
     float weight = 1.0f;
     if constexpr (Config::kWeighted) weight = lane < tile.rows ? p.row_weights[tile.ids[lane]] : 0.0f;
@@ -411,9 +411,10 @@ struct W4A16Mma {
   }
 
   // ---------------------------------------------------------------- whole kernel
-  __device__ __forceinline__ void run(const W4A16MmaParams& p) {
-    First first = {};
-    if (warp == kWarps) first = read_first(p);
+  __device__ __forceinline__ void run(const Params& p) {
+    typename Rows::Early early = {};
+    const int ticket = blockIdx.x / kSplit;
+    if (warp == kWarps) early = Rows::read_early(p.routing, lane, ticket / kTilesN, ticket / 2 / kTilesN);
     if (warp == 0) *reinterpret_cast<int*>(shared + kZeroRowAt + lane * 4) = 0;
     if (warp == kWarps + 1 && lane == 0) {
       for (int i = 0; i < kStages; ++i) {
@@ -428,7 +429,7 @@ struct W4A16Mma {
     if constexpr (kSplit > 1) cute::cluster_arrive_relaxed();
     if (warp >= kWarps) {
       if constexpr (kMovesRegisters) cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
-      if (warp == kWarps) produce(p, first);
+      if (warp == kWarps) produce(p, early);
       __syncwarp();
       if constexpr (kSplit > 1) cute::cluster_wait();
     } else {

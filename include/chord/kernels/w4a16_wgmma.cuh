@@ -5,10 +5,10 @@
 // Roles: one producer warp (of a warpgroup that gives its registers away) finds the tiles and fills a ring of kStages stages:
 //   activations by TMA in the 128-byte swizzle that WGMMA reads, packed weight blocks by bulk copies, all on one mbarrier.
 //   Consumer warpgroups own kUnitBlocks m64 blocks each; a k16 step decodes a fragment while the products of the last group run.
-// Shared memory: [stages: rows] [output staging] [stages: blocks] [records] [barriers] [role].
+// Shared memory: [stages: rows] [output staging] [stages: blocks] [records] [barriers] [roles].
 // Tiles: from a ticket counter, rows of an expert fastest, then outputs, then experts; the last waves cut along K (k_pieces.cuh).
 // Hazards: fragments are overwritten only behind the wait for the group that read them (two buffers, one group in flight);
-//   staging is rewritten only after its copies have read it; rows past a tile's own are computed and never stored; a record
+//   staging is rewritten only behind the group's barrier; rows past a tile's own are computed and never stored; a record
 //   lives until the stage of the next tile is freed.
 #pragma once
 
@@ -23,12 +23,22 @@
 
 namespace chord {
 
+// What a thread stores at a time: as much as the rows of the output are aligned to.
+template <bool kAligned16>
+struct ChunkOf {
+  using Type = uint4;
+};
+template <>
+struct ChunkOf<false> {
+  using Type = uint2;
+};
+
 struct W4A16WgmmaParams {
   cute::TmaDescriptor x;  // [rows, K] in boxes of kBoxRows x 64
   const uint8_t* weight;
   __nv_bfloat16* out;
   unsigned* ticket;  // this launch's own while it runs; zero before and after
-  unsigned* joints;  // likewise: two bits for each cut
+  unsigned* joints;  // likewise: two bits for each cut and warpgroup
   float4* sums;      // room for the sums of one tile for each CTA
   GroupedParams rows;
 };
@@ -71,8 +81,8 @@ struct W4A16Wgmma {
   static constexpr int kRecordBytes = 32;
   static constexpr int kRecordsAt = kWeightAt + kStages * kWeightBytes;
   static constexpr int kBarriersAt = kRecordsAt + kRecords * kRecordBytes;
-  static constexpr int kRoleAt = kBarriersAt + 2 * kStages * 8;
-  static constexpr int kSharedBytes = kRoleAt + 16;
+  static constexpr int kRolesAt = kBarriersAt + 2 * kStages * 8;
+  static constexpr int kSharedBytes = kRolesAt + 16;
   static_assert(kSharedBytes == Config::kSharedBytes, "host and device disagree on shared memory");
 
   // Register budget: the sum over warpgroups must fit what the launch gave, or setmaxnreg waits for ever.
@@ -213,6 +223,7 @@ struct W4A16Wgmma {
   // ---------------------------------------------------------------- consumers
   __device__ __forceinline__ void consume(const W4A16WgmmaParams& p) {
     Cursor cursor;
+    if (group() >= kGroups / 2) fall_back();
     while (true) {
       wait(full(cursor.stage), cursor.phase);
       const Record& tile = record(cursor);
@@ -220,7 +231,16 @@ struct W4A16Wgmma {
       W4A16Wgmma(shared).multiply(p, cursor, tile);
       cursor.next_record();
     }
-    cute::tma_store_wait<0>();  // shared memory must outlive its readers
+  }
+
+  // The second half of the warpgroups starts about kLag stages behind the first and, both being as fast, stays there: while one
+  // half is at the end of a tile, which feeds no tensor core, the other half still or already multiplies.
+  __device__ __forceinline__ void fall_back() const {
+    constexpr int64_t kCycles = int64_t(Config::kLag) * kStageBlocks * 4 * kUnitBlocks * (kBM / 2) * (kGroups / 2);
+    wait(full(0), 0);
+    const int64_t begin = clock64();
+    while (clock64() - begin < kCycles) {
+    }
   }
 
   // What a warp holds of one 64-k block before it is decoded: a word a k16 step and a scale pair a group of 32.
@@ -284,6 +304,7 @@ struct W4A16Wgmma {
     // k16 steps of a group of products: few where the sums leave no room for fragments.
     constexpr int kSteps = kUnitBlocks * kWidth > 256 ? 1 : Config::kGroupSteps;
     constexpr int kRounds = 4 / kSteps;  // groups of a 64-k block
+    static_assert(kRounds * kStageBlocks % 2 == 0, "a stage must leave the two fragment buffers as it found them");
     Fragments<kSteps> fragments[2];
     Codes codes;
     const uint32_t blocks = shared_address(shared + kWeightAt) + panel_of_group() * kStageBlocks * kBlockBytes + first_unit() * 512 + lane * 16;
@@ -333,16 +354,17 @@ struct W4A16Wgmma {
   // ---------------------------------------------------------------- end of a tile
   __device__ __forceinline__ int group() const { return warp / 4; }
   __device__ __forceinline__ void group_sync() const { cutlass::arch::NamedBarrier::sync(128, 1 + group()); }
-  __device__ __forceinline__ static void consumers_sync() { cutlass::arch::NamedBarrier::sync(kGroups * 128, 0); }
 
-  // A part of a cut tile: the first of two leaves its sums behind and has no more to do, the second adds them to its own.
+  // A part of a cut tile: the first of two leaves its sums behind and has no more to do, the second adds them to its own. Each
+  // warpgroup does so on its own account.
   __device__ __forceinline__ bool join(const W4A16WgmmaParams& p, Sums& sums, const Record& tile) const {
-    const Joint joint(p.joints, tile.cut);
-    int* role = reinterpret_cast<int*>(shared + kRoleAt);
+    const Joint joint(p.joints, tile.cut * kGroups + group());
+    int* role = reinterpret_cast<int*>(shared + kRolesAt) + group();
+    const bool speaks = thread() % 128 == 0;
     const int width = tile.width;
     float4* memory = p.sums + int64_t(tile.cut - 1) * (kBM * kPanels * 32) + thread();
-    if (thread() == 0) *role = joint.first();
-    consumers_sync();
+    if (speaks) *role = joint.first();
+    group_sync();
     if (*role) {
 #pragma unroll
       for (int m = 0; m < kUnitBlocks; ++m)
@@ -351,12 +373,12 @@ struct W4A16Wgmma {
           if (i < width / 2)
             __stcg(memory + (m * kBM / 2 + i) / 4 * kGroups * 128, make_float4(sums[m][i], sums[m][i + 1], sums[m][i + 2], sums[m][i + 3]));
       __threadfence();
-      consumers_sync();
-      if (thread() == 0) joint.leave();
+      group_sync();
+      if (speaks) joint.leave();
       return false;
     }
-    if (thread() == 0) joint.take();
-    consumers_sync();
+    if (speaks) joint.take();
+    group_sync();
 #pragma unroll
     for (int m = 0; m < kUnitBlocks; ++m)
 #pragma unroll
@@ -368,12 +390,21 @@ struct W4A16Wgmma {
     return true;
   }
 
+  // Two sums as BF16; a power of two scales the rounded pair as well as the sums.
+  __device__ __forceinline__ static uint32_t scaled(float a, float b) {
+    return multiply_bf16x2(pack_bf16(a, b), 0x4f804f80u);
+  }
+
+  __device__ __forceinline__ static uint32_t gated(float gate, float next_gate, float up, float next_up) {
+    constexpr float kScale = Decode::kSumScale;
+    return pack_bf16(swiglu(gate * kScale, up * kScale), swiglu(next_gate * kScale, next_up * kScale));
+  }
+
   __device__ __forceinline__ uint32_t staging() const { return shared_address(shared + kStagingAt) + group() * kBM * kPitch; }
 
   // Sums to BF16, transposed: one line of staging holds one token row's outputs of the warpgroup. Interleaved weights without
   // SwiGLU keep their gate columns first, then their up columns.
   __device__ __forceinline__ void stage_out(const Sums& sums, int first, const Record& tile) const {
-    cute::tma_store_wait<0>();
     group_sync();
     const int width = tile.width, matrix = lane / 8, half = Config::kSwiglu ? 0 : matrix % 2, token = Config::kSwiglu ? lane % 16 : matrix / 2 * 8 + lane % 8;
 #pragma unroll
@@ -384,39 +415,34 @@ struct W4A16Wgmma {
 #pragma unroll
       for (int i = 0; i < kBM / 2; i += 8) {
         if (i >= width / 2) break;
-        float value[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) value[j] = sums[first + m][i + j] * Decode::kSumScale;
+        const float* value = sums[first + m] + i;
         if constexpr (Config::kSwiglu)
-          store_matrices(line + i * 2 * kPitch, pack_bf16(swiglu(value[0], value[2]), swiglu(value[1], value[3])),
-                         pack_bf16(swiglu(value[4], value[6]), swiglu(value[5], value[7])));
+          store_matrices(line + i * 2 * kPitch, gated(value[0], value[1], value[2], value[3]), gated(value[4], value[5], value[6], value[7]));
         else
-          store_matrices(line + i * 2 * kPitch, pack_bf16(value[0], value[1]), pack_bf16(value[2], value[3]), pack_bf16(value[4], value[5]),
-                         pack_bf16(value[6], value[7]));
+          store_matrices(line + i * 2 * kPitch, scaled(value[0], value[1]), scaled(value[2], value[3]), scaled(value[4], value[5]),
+                         scaled(value[6], value[7]));
       }
     }
-    cutlass::arch::fence_view_async_shared();
     group_sync();
   }
 
-  // Only the tile's own rows: what lies behind them belongs to another expert or to nobody.
+  // Only the tile's own rows: what lies behind them belongs to another expert or to nobody. Plain stores: a bulk copy a row
+  // would keep the copy engine from the next tile's loads.
   __device__ __forceinline__ void copy_out(const W4A16WgmmaParams& p, int first, const Record& tile) const {
     constexpr int kSides = Config::kInterleaved && !Config::kSwiglu ? 2 : 1, kSideColumns = kColumns / kSides;
     constexpr int kLimit = Config::kInterleaved ? Config::kN / 2 : Config::kN;
-    const int column = (tile.panel * 128 + (group() * kUnitBlocks + first) * 64) / (Config::kInterleaved ? 2 : 1);
-    const int columns = min(kSideColumns, kLimit - column);
-    for (int row = thread() % 128; row < tile.rows && columns > 0; row += 128)
-#pragma unroll
-      for (int side = 0; side < kSides; ++side) {
-        const uint8_t* from = shared + kStagingAt + (group() * kBM + row) * kPitch + side * kSideColumns * 2;
-        __nv_bfloat16* to = p.out + int64_t(tile.row + row) * (kLimit * kSides) + side * kLimit + column;
-        if constexpr (kLimit % 8 == 0) {
-          cute::SM90_BULK_COPY_S2G::copy(from, to, columns * 2);
-        } else {
-          for (int i = 0; i < columns; i += 4) *reinterpret_cast<uint2*>(to + i) = *reinterpret_cast<const uint2*>(from + i * 2);
-        }
-      }
-    cute::tma_store_arrive();
+    using Chunk = typename ChunkOf<kLimit % 8 == 0>::Type;
+    constexpr int kChunk = sizeof(Chunk) / 2, kChunks = kColumns / kChunk, kLines = 128 / kChunks;
+    const int chunk = thread() % 128 % kChunks, line = thread() % 128 / kChunks;
+    const int side = chunk * kChunk / kSideColumns, within = chunk * kChunk % kSideColumns;
+    const int column = (tile.panel * 128 + (group() * kUnitBlocks + first) * 64) / (Config::kInterleaved ? 2 : 1) + within;
+    if (column >= kLimit) return;
+    const uint8_t* from = shared + kStagingAt + (group() * kBM + line) * kPitch + chunk * sizeof(Chunk);
+    __nv_bfloat16* to = p.out + int64_t(tile.row + line) * (kLimit * kSides) + side * kLimit + column;
+    const int rows = tile.rows - line;
+#pragma unroll 8
+    for (int row = 0; row < rows; row += kLines)
+      *reinterpret_cast<Chunk*>(to + int64_t(row) * (kLimit * kSides)) = *reinterpret_cast<const Chunk*>(from + row * kPitch);
   }
 
   // ---------------------------------------------------------------- whole kernel

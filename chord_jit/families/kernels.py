@@ -1,0 +1,90 @@
+"""The kernels that families share: which schedules are worth timing, and what a schedule is compiled as.
+
+A problem of any family tells them ``layout`` (indexed, masked, offsets or blocks), ``n``, ``k``, ``interleaved``, ``swiglu``,
+``weighted`` and ``dequant``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from chord_jit.jit.spec import KernelSpec
+from chord_jit.schedules import legality, wgmma
+from chord_jit.schedules.schedule import Schedule
+
+_DEQUANTS = {"subnormal": "kSubnormal", "magic": "kMagic", "scaled": "kScaled"}
+_SOURCES = {"indexed": "kIndexed", "masked": "kMasked", "offsets": "kOffsets", "blocks": "kBlocks"}
+
+_MMA_TILES = ((128, 512), (128, 256), (256, 256), (256, 128), (512, 128), (512, 64))
+
+#: Output tile and stage of w4a16_wgmma by token tile: what was worth timing (docs/lab.md).
+_WGMMA_TILES = {
+    16: ((512, 128), (256, 256), (256, 128)), 32: ((512, 128), (256, 128), (128, 64)), 48: ((256, 128),),
+    64: ((256, 128), (256, 64), (128, 128), (128, 64)), 96: ((256, 128), (256, 64)), 128: ((256, 128), (256, 64), (128, 128), (128, 64)),
+    160: ((256, 128), (256, 64)), 192: ((128, 128), (128, 64)), 256: ((128, 64),),
+}  # fmt: skip
+
+
+def mma_schedules(problem: object, splits: tuple[int, ...]) -> Iterator[Schedule]:
+    """Legal ``w4a16_mma`` schedules without spills, about two hundred at most; those that won elsewhere come first."""
+    for split, bm, (bn, bk), ctas, stages in product(splits, (16, 8), _MMA_TILES, (1, 2), (3, 4, 6, 2)):
+        schedule = Schedule("w4a16_mma", bm, bn, bk, stages, split=split, ctas=ctas)
+        if not legality.violations(problem, schedule) and not mma_spills(problem, schedule):
+            yield schedule
+
+
+def wgmma_schedules(problem: object) -> Iterator[Schedule]:
+    """Legal ``w4a16_wgmma`` schedules; those that won elsewhere come first."""
+    for bm, tiles in _WGMMA_TILES.items():
+        for (bn, bk), stages, split in product(tiles, (3, 4, 5, 6, 2), (2, 1)):
+            schedule = Schedule("w4a16_wgmma", bm, bn, bk, stages, split=split)
+            if not legality.violations(problem, schedule):
+                yield schedule
+
+
+def mma_spills(problem: object, schedule: Schedule) -> bool:
+    """Whether the compiler gives a legal ``w4a16_mma`` schedule local memory, which no kernel that is chosen may have.
+
+    Read off NVRTC 13.0 (``tests/unit/kernels``): eight resident consumer warps an SM run out of registers with the
+    dequantisation used off Hopper, with 16-row tiles whose last stage is partly empty, and with routing weights on short
+    tiles of plain weights.
+    """
+    shape = legality.mma_shape(problem, schedule)
+    if shape.warps * schedule.ctas < 8:
+        return False
+    if problem.facts.arch != "sm_90a":
+        return True
+    partly_empty = shape.tile_stages > 1 and shape.k_blocks % shape.stage_blocks != 0
+    short = problem.weighted and not problem.interleaved and schedule.ctas == 1 and shape.tile_stages < 8
+    return schedule.bm == 16 and (partly_empty or short)
+
+
+def spec(problem: object, schedule: Schedule) -> KernelSpec:
+    """The kernel of ``schedule``: compile-time facts alone, so one cubin serves every row, expert and SM count."""
+    common = (
+        ("kN", problem.n), ("kK", problem.k), ("kInterleaved", problem.interleaved), ("kSwiglu", problem.swiglu),
+        ("kRows", f"chord::RowSource::{_SOURCES[problem.layout]}"), ("kBM", schedule.bm), ("kStages", schedule.stages),
+    )  # fmt: skip
+    return KernelSpec(schedule.kernel, common + _OWN_FIELDS[schedule.kernel](problem, schedule), problem.facts.arch)
+
+
+def _mma_fields(problem: object, schedule: Schedule) -> tuple[tuple[str, int | bool | str], ...]:
+    shape = legality.mma_shape(problem, schedule)
+    return (
+        ("kWeighted", problem.weighted), ("kDequant", f"chord::Dequant::{_DEQUANTS[problem.dequant]}"), ("kPanels", shape.panels),
+        ("kStageBlocks", shape.stage_blocks), ("kSplit", schedule.split), ("kCtas", schedule.ctas), ("kThreads", shape.threads),
+        ("kSharedBytes", shape.shared_bytes),
+    )  # fmt: skip
+
+
+def _wgmma_fields(problem: object, schedule: Schedule) -> tuple[tuple[str, int | bool | str], ...]:
+    shape = wgmma.shape(problem, schedule)
+    return (
+        ("kWidths", f"chord::Widths<{', '.join(map(str, shape.widths))}>{{}}"), ("kBoxRows", shape.box_rows), ("kPanels", shape.panels),
+        ("kStageBlocks", shape.stage_blocks), ("kConsumers", shape.consumers), ("kGroupSteps", shape.group_steps),
+        ("kStagedBlocks", shape.staged), ("kCuts", schedule.split == 2), ("kLag", shape.lag), ("kThreads", shape.threads), ("kSharedBytes", shape.shared_bytes),
+    )  # fmt: skip
+
+
+_OWN_FIELDS = {"w4a16_mma": _mma_fields, "w4a16_wgmma": _wgmma_fields}
