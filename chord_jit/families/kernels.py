@@ -20,7 +20,7 @@ _MMA_TILES = ((128, 512), (128, 256), (256, 256), (256, 128), (512, 128), (512, 
 
 #: Output tile and stage of w4a16_wgmma by token tile: what was worth timing (docs/lab.md).
 _WGMMA_TILES = {
-    16: ((512, 128), (256, 256), (256, 128)), 32: ((512, 128), (256, 128), (128, 64)), 48: ((256, 128),),
+    16: ((512, 128), (256, 256), (256, 128)), 32: ((512, 128), (256, 128), (128, 64)), 48: ((512, 128), (256, 128)),
     64: ((256, 128), (256, 64), (128, 128), (128, 64)), 96: ((256, 128), (256, 64)), 128: ((256, 128), (256, 64), (128, 128), (128, 64)),
     160: ((256, 128), (256, 64)), 192: ((128, 128), (128, 64)), 256: ((128, 64),),
 }  # fmt: skip
@@ -83,7 +83,7 @@ def _wgmma_fields(problem: object, schedule: Schedule) -> tuple[tuple[str, int |
     return (
         ("kWidths", f"chord::Widths<{', '.join(map(str, shape.widths))}>{{}}"), ("kBoxRows", shape.box_rows), ("kPanels", shape.panels),
         ("kStageBlocks", shape.stage_blocks), ("kConsumers", shape.consumers), ("kGroupSteps", shape.group_steps),
-        ("kStagedBlocks", shape.staged), ("kCuts", schedule.split == 2), ("kLag", shape.lag), ("kThreads", shape.threads), ("kSharedBytes", shape.shared_bytes),
+        ("kStagedBlocks", shape.staged), ("kCuts", schedule.split == 2), ("kThreads", shape.threads), ("kSharedBytes", shape.shared_bytes),
     )  # fmt: skip
 
 

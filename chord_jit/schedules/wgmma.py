@@ -18,19 +18,18 @@ MAX_CUT_CTAS = 172
 
 #: Instruction widths of a kernel whose warpgroups own two m64 blocks, by BM. Each width is a main loop of its own, and the
 #: assembler gives every loop's fragments registers of their own: more loops than these do not fit.
-_WIDE = {16: (16,), 32: (16, 32), 48: (16, 32, 48), 64: (32, 64), 96: (32, 64, 96), 128: (80, 128), 160: (128, 144, 160)}
+_WIDE = {16: (16,), 32: (16, 32), 48: (32, 48), 64: (32, 64), 96: (32, 64, 96), 128: (64, 80, 96, 112, 128), 160: (112, 128, 144, 160)}
 #: With one m64 block a warpgroup eight loops fit.
 _SINGLE = (32, 64, 128, 192, 256)
 #: Most token rows by output tile: what the sums of a consumer leave room for.
-_MOST_ROWS = {128: 256, 256: 160, 512: 32}
+_MOST_ROWS = {128: 256, 256: 160, 512: 48}
 
 
 @dataclass(frozen=True)
 class WgmmaShape:
     """Derived sizes. ``widths``: rows of the instructions. ``staged``: m64 blocks of a warpgroup staged at a time.
 
-    ``box_rows``: rows of one tensor copy. ``sums_bytes``: what a cut tile leaves in memory for each CTA. ``lag``: stages that half of the
-    warpgroups stays behind the other.
+    ``box_rows``: rows of one tensor copy. ``sums_bytes``: what a cut tile leaves in memory for each CTA.
     """
 
     panels: int
@@ -46,7 +45,6 @@ class WgmmaShape:
     tile_stages: int
     shared_bytes: int
     sums_bytes: int
-    lag: int
 
 
 def shape(problem: object, schedule: Schedule) -> WgmmaShape:
@@ -65,8 +63,8 @@ def shape(problem: object, schedule: Schedule) -> WgmmaShape:
 
     staged = owned if shared(owned) <= problem.facts.shared_bytes else 1
     return WgmmaShape(
-        panels, stage_blocks, consumers, _widths(bm, owned), _group_steps(bm, owned, stage_blocks), staged, math.gcd(bm, 64), (consumers + 1) * 128,
-        row_panels, k_blocks, k_blocks // max(stage_blocks, 1), shared(staged), bm * schedule.bn * 4, 1,
+        panels, stage_blocks, consumers, _widths(bm, owned), _group_steps(bm), staged, math.gcd(bm, 64), (consumers + 1) * 128,
+        row_panels, k_blocks, k_blocks // max(stage_blocks, 1), shared(staged), bm * schedule.bn * 4,
     )  # fmt: skip
 
 
@@ -77,11 +75,9 @@ def _widths(bm: int, owned: int) -> tuple[int, ...]:
     return tuple(range(step, bm + 1, step))
 
 
-def _group_steps(bm: int, owned: int, stage_blocks: int) -> int:
-    """k16 steps of one group of products: more hide the wait, fewer leave registers for the sums; two groups a stage at least."""
-    if owned == 1:
-        return 1 if bm > 128 else 2
-    return 4 if bm == 64 and stage_blocks > 1 else 2
+def _group_steps(bm: int) -> int:
+    """k16 steps of one group of products: more hide the wait, fewer leave registers for the sums."""
+    return 1 if bm >= 128 or bm == 48 else 2
 
 
 def violations(problem: object, schedule: Schedule) -> list[str]:

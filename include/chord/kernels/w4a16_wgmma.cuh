@@ -223,23 +223,12 @@ struct W4A16Wgmma {
   // ---------------------------------------------------------------- consumers
   __device__ __forceinline__ void consume(const W4A16WgmmaParams& p) {
     Cursor cursor;
-    if (group() >= kGroups / 2) fall_back();
     while (true) {
       wait(full(cursor.stage), cursor.phase);
       const Record& tile = record(cursor);
       if (tile.rows == 0) break;
       W4A16Wgmma(shared).multiply(p, cursor, tile);
       cursor.next_record();
-    }
-  }
-
-  // The second half of the warpgroups starts about kLag stages behind the first and, both being as fast, stays there: while one
-  // half is at the end of a tile, which feeds no tensor core, the other half still or already multiplies.
-  __device__ __forceinline__ void fall_back() const {
-    constexpr int64_t kCycles = int64_t(Config::kLag) * kStageBlocks * 4 * kUnitBlocks * (kBM / 2) * (kGroups / 2);
-    wait(full(0), 0);
-    const int64_t begin = clock64();
-    while (clock64() - begin < kCycles) {
     }
   }
 
