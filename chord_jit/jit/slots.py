@@ -1,8 +1,8 @@
 """Counters for kernels that hand out tiles dynamically: 192 bytes of device memory for one launch at a time.
 
 A launch takes its tickets from its slot and the counter wraps to zero at the last one; the bits of a cut tile are wiped by
-the CTA that joins it. So a slot is zero whenever no launch uses it. A kernel that dies takes its context along (CUDA errors are sticky), so no later launch meets a slot
-left half-counted; a launch that the driver refuses never touches its slot.
+the CTA that joins it. So a slot is zero whenever no launch uses it. A kernel that dies takes its context along (CUDA errors
+are sticky), so no later launch meets a slot left half-counted; a launch that the driver refuses never touches its slot.
 
 Two launches that may overlap must not share a slot, hence the owners:
 
