@@ -9,8 +9,11 @@ import pytest
 from chord_jit import knobs
 from chord_jit.errors import CaptureError
 from chord_jit.jit import slots
+from chord_jit.schedules import wgmma
 
 BASE = {0: 0x7000_0000, 1: 0x9000_0000}
+#: Bytes of a slot, as the documentation of CHORD_CAPTURE_SLOTS has it.
+STRIDE = 192
 
 
 class FakeTorch:
@@ -48,7 +51,7 @@ def torch(monkeypatch):
 def test_counters_are_zeroed_once_and_waited_for(torch):
     for _ in range(3):
         slots.prepare(0)
-    assert torch.zeroed == [(8 * 16, 0)] and torch.waits == 1
+    assert torch.zeroed == [(8 * STRIDE, 0)] and torch.waits == 1
 
 
 def test_threads_that_prepare_together_allocate_once(torch):
@@ -56,19 +59,19 @@ def test_threads_that_prepare_together_allocate_once(torch):
     torch.cuda.is_current_stream_capturing = lambda: meeting.wait() < 0
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(slots.prepare, [0, 0]))
-    assert torch.zeroed == [(8 * 16, 0)]
+    assert torch.zeroed == [(8 * STRIDE, 0)]
 
 
 def test_the_pool_is_as_large_as_the_knob_says(torch):
     with knobs.scope(CHORD_CAPTURE_SLOTS=None):
         slots.prepare(0)
-    assert torch.zeroed == [(65536 * 16, 0)]
+    assert torch.zeroed == [(32768 * STRIDE, 0)]
 
 
 def test_a_stream_keeps_its_slot_and_no_other_gets_it(torch):
     slots.prepare(0)
     taken = [slots.address(0, stream) for stream in (0, 7, 0x55AA, 7, 0, 0x55AA)]
-    assert taken == [BASE[0], BASE[0] + 16, BASE[0] + 32, BASE[0] + 16, BASE[0], BASE[0] + 32]
+    assert taken == [BASE[0] + STRIDE * index for index in (0, 1, 2, 1, 0, 2)]
 
 
 def test_a_captured_site_gets_a_new_slot_each_time(torch):
@@ -94,7 +97,7 @@ def test_devices_have_pools_of_their_own(torch):
     slots.prepare(0)
     slots.prepare(1)
     assert (slots.address(0, 7), slots.address(1, 7)) == (BASE[0], BASE[1])
-    assert torch.zeroed == [(128, 0), (128, 1)]
+    assert torch.zeroed == [(8 * STRIDE, 0), (8 * STRIDE, 1)]
 
 
 def test_a_used_up_pool_says_so_and_still_serves_known_streams(torch):
@@ -102,7 +105,7 @@ def test_a_used_up_pool_says_so_and_still_serves_known_streams(torch):
     eager = slots.address(0, 1)
     torch.capturing = True
     taken = {slots.address(0, 1) for _ in range(7)}
-    assert {eager, *taken} == {BASE[0] + 16 * index for index in range(8)}
+    assert {eager, *taken} == {BASE[0] + STRIDE * index for index in range(8)}
     for capturing, stream in ((True, 1), (False, 2)):
         torch.capturing = capturing
         with pytest.raises(CaptureError, match="CHORD_CAPTURE_SLOTS=8") as caught:
@@ -120,7 +123,19 @@ def test_the_first_call_on_a_device_must_not_be_captured(torch):
     slots.prepare(0)
     torch.capturing = True
     slots.prepare(0)
-    assert torch.zeroed == [(128, 0)]
+    assert torch.zeroed == [(8 * STRIDE, 0)]
+
+
+def test_a_slot_holds_its_ticket_and_the_joints_of_the_widest_launch(torch):
+    """Two bits for each cut and each of four warpgroups, in words of 16 joints, as ``chord::Joint`` finds them."""
+    slots.prepare(0)
+    first, second = slots.address(0, 1), slots.address(0, 2)
+    last_word = (wgmma.MAX_CUT_CTAS * 4 - 1) // 16
+    assert slots.JOINTS_AT >= 4 and slots.JOINTS_AT % 4 == 0
+    assert first + slots.JOINTS_AT + 4 * last_word + 4 <= second
+    assert second - first == STRIDE and (STRIDE % 64, first % 4) == (0, 0)
+    (knob,) = (knob for knob in knobs.KNOBS if knob.name == "CHORD_CAPTURE_SLOTS")
+    assert f"{STRIDE} B" in knob.doc
 
 
 def test_threads_never_share_a_slot(torch):

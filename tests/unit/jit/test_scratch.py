@@ -1,0 +1,82 @@
+"""Scratch memory: one buffer for each stream that only grows, and nothing kept of a capture."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from chord_jit.jit import scratch
+
+
+class FakeTorch:
+    """As much of torch as scratch asks for. ``made``: size and device of every buffer, in order; ``alive``: those not freed."""
+
+    uint8 = "uint8"
+
+    def __init__(self):
+        self.capturing, self.made, self.alive = False, [], set()
+        self._C = SimpleNamespace(_cuda_isCurrentStreamCapturing=lambda: self.capturing)
+
+    def device(self, kind, index):
+        return (kind, index)
+
+    def empty(self, size, *, dtype, device):
+        assert dtype == self.uint8 and device[0] == "cuda"
+        self.made.append((size, device[1]))
+        return Buffer(self, 0x1000 * len(self.made), size)
+
+
+class Buffer:
+    def __init__(self, torch, address, size):
+        self.torch, self.address, self.size = torch, address, size
+        torch.alive.add(address)
+
+    def data_ptr(self):
+        return self.address
+
+    def numel(self):
+        return self.size
+
+    def __del__(self):
+        self.torch.alive.discard(self.address)
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    torch = FakeTorch()
+    monkeypatch.setattr(scratch, "torch", torch)
+    monkeypatch.setattr(scratch, "_buffers", {})
+    return torch
+
+
+def test_a_stream_keeps_its_buffer(torch):
+    assert [scratch.address(0, 7, size) for size in (100, 100, 40, 100)] == [0x1000] * 4
+    assert torch.made == [(100, 0)]
+
+
+def test_streams_and_devices_share_nothing(torch):
+    taken = [scratch.address(device, stream, 64) for device, stream in ((0, 0), (0, 7), (1, 0), (1, 7))]
+    assert len(set(taken)) == 4 and torch.made == [(64, 0), (64, 0), (64, 1), (64, 1)]
+    assert [scratch.address(device, stream, 64) for device, stream in ((0, 0), (0, 7), (1, 0), (1, 7))] == taken
+
+
+def test_a_larger_request_replaces_the_buffer(torch):
+    small = scratch.address(0, 7, 100)
+    large = scratch.address(0, 7, 101)
+    assert large != small and torch.alive == {large}
+    assert scratch.address(0, 7, 100) == scratch.address(0, 7, 101) == large
+
+
+def test_each_captured_launch_gets_memory_of_the_graphs_pool_and_keeps_none(torch):
+    eager = scratch.address(0, 7, 100)
+    torch.capturing = True
+    captured = [scratch.address(0, 7, 50) for _ in range(3)]
+    assert eager not in captured and torch.made[1:] == [(50, 0)] * 3 and torch.alive == {eager}
+    torch.capturing = False
+    assert scratch.address(0, 7, 100) == eager
+
+
+def test_a_stream_first_seen_in_a_capture_gets_its_own_when_eager(torch):
+    torch.capturing = True
+    captured = scratch.address(0, 7, 100)
+    torch.capturing = False
+    assert scratch.address(0, 7, 100) != captured and len(torch.alive) == 1
