@@ -36,7 +36,8 @@ def resolve(
 
     Among candidates that the model holds for equally good the first is taken, so that a deployment needs few cubins.
     Fields that no variable names are free: among the legal candidates that agree with the override the cheapest is taken;
-    where none agrees, the variables are laid over the schedule that would have been chosen and must be legal.
+    where none agrees, the variables are laid over the schedule that would have been chosen, or else over the cheapest candidate
+    of any kernel that they leave legal.
     """
     wanted = {field: value for field, name in _OVERRIDES.items() if (value := knobs.read(name)) is not None}
     found = table(problem)
@@ -50,12 +51,21 @@ def resolve(
     agreeing = [s for s in legal if all(getattr(s, field) == value for field, value in wanted.items())]
     if agreeing:
         return _cheapest(problem, agreeing, cost)
-    base = found or _cheapest(problem, legal, cost)
-    forced = replace(base, **wanted)
-    broken = violations(problem, forced)
-    if broken:
-        raise OverrideError(
-            f"override the schedule of {problem}", "; ".join(broken),
-            {_OVERRIDES[field]: value for field, value in wanted.items()}, "change or unset these variables",
-        )
-    return forced
+    refused: dict[str, list[str]] = {}
+    for base in filter(None, (found, _cheapest(problem, legal, cost), *sorted(legal, key=lambda one: cost(problem, one)))):
+        forced = replace(base, **wanted)
+        broken = violations(problem, forced)
+        if not broken:
+            return forced
+        refused.setdefault(base.kernel, broken)
+    raise OverrideError(
+        f"override the schedule of {problem}", _told(refused),
+        {_OVERRIDES[field]: value for field, value in wanted.items()}, "change or unset these variables",
+    )
+
+
+def _told(refused: dict[str, list[str]]) -> str:
+    """The rules that an override breaks, by kernel where several could have served."""
+    if len(refused) == 1:
+        return "; ".join(*refused.values())
+    return "; ".join(f"{kernel}: {', '.join(broken)}" for kernel, broken in refused.items())

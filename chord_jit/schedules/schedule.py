@@ -10,8 +10,8 @@ class Schedule:
     """Tile and pipeline of one kernel.
 
     ``bm``: token rows of a tile. ``bn``: output features of a tile. ``bk``: K extent of one ring stage. ``stages``:
-    depth of the ring. ``cm``, ``cn``: cluster along tokens and outputs (multicast). ``split``: CTAs of a cluster that
-    share K of one tile. ``ctas``: resident CTAs per SM.
+    depth of the ring. ``cm``, ``cn``: cluster along tokens and outputs (multicast). ``split``: CTAs that share K of one
+    tile: of any tile, as a cluster (w4a16_mma); of the last waves' tiles (w4a16_wgmma). ``ctas``: resident CTAs per SM.
     """
 
     kernel: str

@@ -6,13 +6,13 @@ from itertools import product
 
 import pytest
 
-from chord_jit import assets
 from chord_jit.errors import CompileError
 from chord_jit.families.indexed import FAMILY, PARAMS
-from chord_jit.jit import compiler, engine
+from chord_jit.jit import engine
 from chord_jit.jit.render import config_struct
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.schedules.legality import mma_shape, violations
+from tests.unit.schedules.device_asserts import compile_asserts, order_asserts
 from tests.unit.schedules.problems import problem, schedule
 
 #: Panels that 1, 2, 4 and 8 divide; a K tail; more than one stage and less than one; shapes smaller than any tile.
@@ -33,12 +33,6 @@ SIZES = {
     "kWarps": "warps", "kThreads": "threads", "kRowPanels": "row_panels", "kBlocks": "k_blocks", "kTileStages": "tile_stages",
     "kSharedBytes": "shared_bytes",
 }  # fmt: skip
-
-
-def compile_asserts(lines: list[str]) -> None:
-    """Compile a source that holds nothing but assertions over the kernel's header."""
-    source = "\n".join(['#include "chord/kernels/w4a16_mma.cuh"', *lines, 'extern "C" __global__ void chord_asserts() {}'])
-    compiler.current().compile(compiler.Request(source, "asserts.cu", "chord_asserts", "sm_90a", assets.folders("include")))
 
 
 def with_field(spec: KernelSpec, name: str, step: int) -> KernelSpec:
@@ -68,7 +62,7 @@ def test_what_legality_allows_the_kernel_accepts_with_the_same_sizes():
         lines += [f'static_assert({kernel}::{theirs} == {getattr(shape, ours)}, "{one} {theirs}");' for theirs, ours in SIZES.items()]
         registers = f"{kernel}::kConsumerRegisters"
         lines.append(f"static_assert(!{kernel}::kMovesRegisters || ({registers} >= 200 && {registers} <= 256));")  # setmaxnreg ends at 256
-    compile_asserts(lines)
+    compile_asserts("w4a16_mma", lines)
 
 
 @pytest.mark.parametrize("name, step", [("kSharedBytes", -128), ("kThreads", 128)])
@@ -92,11 +86,5 @@ def test_an_odd_schedule_builds_whole(one):
 
 def test_the_parameter_struct_is_packed_as_the_kernel_reads_it():
     assert PARAMS.format == f"<{len(POINTERS)}Q{len(NUMBERS)}i"
-    lines = [f"__device__ {kind} v{index};" for index, kind in enumerate(POINTERS.values())]
-    given = [*(f"&v{index}" for index in range(len(POINTERS))), *map(str, range(100, 100 + len(NUMBERS)))]
-    lines.append(f"constexpr chord::W4A16MmaParams p{{{', '.join(given)}}};")
-    # Without padding, offsets follow the order in which an aggregate takes its members.
-    lines.append(f"static_assert(sizeof(p) == {PARAMS.size});")
-    names = [*POINTERS, *(f"routing.{name}" for name in NUMBERS)]
-    lines += [f"static_assert(p.{name} == {value});" for name, value in zip(names, given, strict=True)]
-    compile_asserts(lines)
+    numbers = [f"routing.{name}" for name in NUMBERS]
+    compile_asserts("w4a16_mma", order_asserts("chord::W4A16MmaParams<chord::IndexedParams>", POINTERS, numbers, PARAMS.size))

@@ -14,7 +14,7 @@ FAR = 1 << 30
 
 # rule: the change to a good problem, the change to a good schedule, the only message.
 BROKEN = {
-    "kernel": ({}, dict(kernel="w4a16_wgmma"), "kernel w4a16_wgmma is unknown"),
+    "kernel": ({}, dict(kernel="w4a16"), "kernel w4a16 is unknown"),
     "BM": ({}, dict(bm=24), "BM must be 8 or 16, got 24"),
     "BM below": ({}, dict(bm=0), "BM must be 8 or 16, got 0"),
     "block_m": (dict(block_m=8), dict(bm=16), "BM must divide the routing's block_m, got BM=16 and block_m=8"),

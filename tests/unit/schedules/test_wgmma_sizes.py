@@ -1,0 +1,88 @@
+"""Host and device agree on w4a16_wgmma: what legality allows passes every assertion of the kernel, with the same sizes."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from chord_jit.errors import CompileError
+from chord_jit.families import kernels
+from chord_jit.families.grouped import FAMILY
+from chord_jit.families.grouped_launch import MMA_PARAMS, WGMMA_PARAMS
+from chord_jit.jit import engine, tensor_map
+from chord_jit.jit.render import config_struct
+from chord_jit.schedules import wgmma
+from chord_jit.schedules.legality import violations
+from tests.unit.schedules.device_asserts import compile_asserts, order_asserts
+from tests.unit.schedules.problems import LAYOUTS, grouped, wgmma_schedule
+
+#: Panels that 1, 2 and 4 divide; K tails; more than one stage and less than one; shapes smaller than any tile.
+PROBLEMS = (
+    grouped(n=1024, k=7168, layout="masked"),
+    grouped(n=1024, k=7168, interleaved=True, swiglu=True, layout="offsets"),
+    grouped(n=512, k=2048, interleaved=True, layout="blocks"),
+    grouped(n=200, k=1344, layout="offsets"),
+    grouped(n=8, k=32, layout="masked"),
+)
+EVERY = [
+    wgmma_schedule(bm, bn, bk, stages, split=1 + stages % 2)
+    for bm, bn, bk, stages in product(range(16, 257, 16), (128, 256, 512), (64, 128, 256), (2, 3, 4, 5, 6, 16))
+]
+SIZES = {
+    "kPanels": "panels", "kStageBlocks": "stage_blocks", "kGroups": "consumers", "kThreads": "threads", "kRowPanels": "row_panels",
+    "kBlocks": "k_blocks", "kTileStages": "tile_stages", "kSharedBytes": "shared_bytes", "kBoxRows": "box_rows", "kStagedBlocks": "staged",
+}  # fmt: skip
+#: The kernels' parameters in the order of ``WGMMA_PARAMS`` and ``MMA_PARAMS``: what each pointer points at, and the numbers.
+WGMMA_POINTERS = {
+    "weight": "uint8_t", "out": "__nv_bfloat16", "ticket": "unsigned", "joints": "unsigned", "sums": "float4", "rows.layout": "int",
+}  # fmt: skip
+MMA_POINTERS = {
+    "x": "__nv_bfloat16", "weight": "uint8_t", "out": "__nv_bfloat16", "row_weights": "float", "ticket": "unsigned",
+    "routing.layout": "int",
+}  # fmt: skip
+NUMBERS = ("segments", "rows", "max_m", "experts")
+
+
+def legal() -> list[tuple]:
+    """Every third legal pair of a problem and a schedule, far beyond what the family would time."""
+    return [(asked, one) for asked in PROBLEMS for one in EVERY if not violations(asked, one)][::3]
+
+
+def test_what_legality_allows_the_kernel_accepts_with_the_same_sizes():
+    pairs = legal()
+    assert {(one.bn, one.bk) for _, one in pairs} >= set(product((128, 256, 512), (64, 128))) and len(pairs) > 100
+    assert {asked.layout for asked, _ in pairs} == set(LAYOUTS) and {one.split for _, one in pairs} == {1, 2}
+    lines = []
+    for index, (asked, one) in enumerate(pairs):
+        kernel, sizes = f"chord::W4A16Wgmma<c{index}::Config>", wgmma.shape(asked, one)
+        lines.append(f"namespace c{index} {{ {config_struct(FAMILY.spec(asked, one))} }}")
+        lines += [f'static_assert({kernel}::{theirs} == {getattr(sizes, ours)}, "{one} {theirs}");' for theirs, ours in SIZES.items()]
+        registers = f"{kernel}::kConsumerRegisters"
+        lines.append(f"static_assert({registers} <= 256 && {registers} % 8 == 0);")  # setmaxnreg ends at 256
+        lines.append(f"static_assert({registers} * {sizes.consumers} + {kernel}::kProducerRegisters <= 65536 / 128);")
+    compile_asserts("w4a16_wgmma", lines)
+
+
+def test_every_tile_that_is_timed_is_legal_somewhere():
+    """A tile that no problem allows would be timed nowhere and hide a mistake."""
+    asked = grouped(n=4096, k=7168)
+    timed = {(bm, bn, bk) for bm, tiles in kernels._WGMMA_TILES.items() for bn, bk in tiles}
+    offered = {(one.bm, one.bn, one.bk) for one in FAMILY.candidates(asked) if one.kernel == "w4a16_wgmma"}
+    assert offered == timed
+
+
+@pytest.mark.parametrize("name, step", [("kSharedBytes", -128), ("kThreads", 128)])
+def test_a_host_that_counts_otherwise_does_not_compile(name, step):
+    spec = FAMILY.spec(PROBLEMS[0], wgmma_schedule())
+    wrong = replace(spec, config=tuple((key, value + step if key == name else value) for key, value in spec.config))
+    with pytest.raises(CompileError, match="host and device disagree"):
+        engine.build(wrong)
+
+
+def test_the_parameter_structs_are_packed_as_the_kernels_read_them():
+    assert WGMMA_PARAMS.format == f"<{tensor_map.BYTES}s{len(WGMMA_POINTERS)}Q{len(NUMBERS)}i" and MMA_PARAMS.format == "<6Q4i"
+    numbers = [f"rows.{name}" for name in NUMBERS]
+    lines = order_asserts("chord::W4A16WgmmaParams", WGMMA_POINTERS, numbers, WGMMA_PARAMS.size, head="{}, ")
+    compile_asserts("w4a16_wgmma", [*lines, f"static_assert(sizeof(cute::TmaDescriptor) == {tensor_map.BYTES});"])
+    struct, numbers = "chord::W4A16MmaParams<chord::GroupedParams>", [f"routing.{name}" for name in NUMBERS]
+    compile_asserts("w4a16_mma", order_asserts(struct, MMA_POINTERS, numbers, MMA_PARAMS.size))
