@@ -10,7 +10,7 @@ import torch
 from chord_jit.families import kernels
 from chord_jit.families.grouped_problem import GroupedProblem
 from chord_jit.jit import engine, scratch, slots, tensor_map
-from chord_jit.jit.launch import Launch
+from chord_jit.jit.launch import Launch, resident_clusters
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.schedules import legality, wgmma
 from chord_jit.schedules.schedule import Schedule
@@ -40,10 +40,14 @@ def prepare(problem: GroupedProblem, schedule: Schedule, index: int) -> Bound:
 def _wgmma(problem: GroupedProblem, schedule: Schedule, spec: KernelSpec, index: int) -> Bound:
     sizes = wgmma.shape(problem, schedule)
     kernel = engine.load(spec, index, sizes.shared_bytes)
-    grid = (problem.facts.sms, 1, 1)
+    clusters = problem.facts.sms // schedule.cn
     with torch.cuda.device(index):
         slots.prepare(index)
-    launch = Launch(kernel.handle, grid, sizes.threads, 1, sizes.shared_bytes, WGMMA_PARAMS)
+        if schedule.cn > 1:
+            # A cluster that waits for a second wave would hold its share of the tiles back until then.
+            clusters = min(clusters, resident_clusters(kernel.handle, sizes.threads, schedule.cn, sizes.shared_bytes))
+    grid = (clusters * schedule.cn, 1, 1)
+    launch = Launch(kernel.handle, grid, sizes.threads, schedule.cn, sizes.shared_bytes, WGMMA_PARAMS)
     experts, k, box_rows = problem.experts, problem.k, sizes.box_rows
     sums_bytes = sizes.sums_bytes * grid[0] if schedule.split == 2 else 0
 

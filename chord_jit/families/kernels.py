@@ -83,7 +83,7 @@ def _wgmma_fields(problem: object, schedule: Schedule) -> tuple[tuple[str, int |
     return (
         ("kWidths", f"chord::Widths<{', '.join(map(str, shape.widths))}>{{}}"), ("kBoxRows", shape.box_rows), ("kPanels", shape.panels),
         ("kStageBlocks", shape.stage_blocks), ("kConsumers", shape.consumers), ("kGroupSteps", shape.group_steps),
-        ("kStagedBlocks", shape.staged), ("kCuts", schedule.split == 2), ("kThreads", shape.threads), ("kSharedBytes", shape.shared_bytes),
+        ("kStagedBlocks", shape.staged), ("kCuts", schedule.split == 2), ("kShare", schedule.cn), ("kThreads", shape.threads), ("kSharedBytes", shape.shared_bytes),
     )  # fmt: skip
 
 

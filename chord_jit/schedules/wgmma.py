@@ -95,8 +95,8 @@ def violations(problem: object, schedule: Schedule) -> list[str]:
         broken.append(f"BK must be 64, 128 or 256, got {schedule.bk}")
     if not 2 <= schedule.stages <= 16:
         broken.append(f"STAGES must lie in 2..16, got {schedule.stages}")
-    if schedule.cm != 1 or schedule.cn != 1:
-        broken.append(f"CM and CN must be 1 (this kernel shares nothing by multicast), got CM={schedule.cm}, CN={schedule.cn}")
+    if schedule.cm != 1 or schedule.cn not in (1, 2):
+        broken.append(f"CM must be 1 and CN 1 or 2 (two CTAs share rows by multicast), got CM={schedule.cm}, CN={schedule.cn}")
     if schedule.split not in (1, 2):
         broken.append(f"SPLIT must be 1 or 2 (2 cuts the tiles of the last waves along K), got {schedule.split}")
     if schedule.split == 2 and problem.facts.sms > MAX_CUT_CTAS:
@@ -110,8 +110,9 @@ def violations(problem: object, schedule: Schedule) -> list[str]:
 
 def _derived(problem: object, schedule: Schedule) -> list[str]:
     sizes, broken = shape(problem, schedule), []
-    if sizes.row_panels % sizes.panels:
-        broken.append(f"BN must divide the padded output width, got BN={schedule.bn} and {sizes.row_panels * PANEL} rows")
+    if sizes.row_panels % (sizes.panels * schedule.cn):
+        width = sizes.row_panels * PANEL
+        broken.append(f"BN times CN must divide the padded output width, got BN={schedule.bn}, CN={schedule.cn} and {width} rows")
     if sizes.k_blocks % sizes.stage_blocks:
         broken.append(f"BK must divide the padded K, got BK={schedule.bk} and K={sizes.k_blocks * UNIT_K}")
     if sizes.shared_bytes > problem.facts.shared_bytes:

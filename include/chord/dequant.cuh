@@ -6,7 +6,8 @@
 //               (shown on the H200 only). No shift for half of the registers and no magic number: activations are scaled
 //               by 2^60 (2^56 where the nibble sits four bits up), the sum by 2^73 afterwards.
 //   kMagic      BF16 128 + code by OR with 0x4300; exact everywhere.
-//   kScaled     (code - 8) * scale rounded to BF16, the plain formula: no zero point folded into a start value.
+//   kScaled     (code - 8) * scale rounded to BF16, the plain formula, by FusedDecoder: no zero point folded into a start value
+//               and no FP32 sum for each group, which pays where a fragment meets more than one token tile.
 // kSubnormal and kMagic multiply exact codes and start each group's sum at minus the zero point times sum(x), made by an
 // MMA whose A is constant; the group's scale is applied to the FP32 sum.
 #pragma once
@@ -31,11 +32,42 @@ __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   return product;
 }
 
+// Codes straight to BF16 `(code - 8) * scale`, rounded once as the plain formula is, in one fused multiply-add a pair.
+//
+// A nibble in place is the subnormal BF16 `code * 2^-133` (or 16 times that), and -8 * scale is exact because 8 is a power of
+// two (136, the zero point of the OR-ed form, is not). All results carry 2^-32, which the sums give back: scales below
+// 2^26 and outputs above 2^-90 lose nothing. The scale pair (rows g and g + 8) is broadcast by the instruction itself.
+struct FusedDecoder {
+  static constexpr float kSumScale = 4294967296.0f;  // 2^32
+
+  struct Scales {
+    __nv_bfloat162 low, high, zero;  // for nibbles in bits 0-3, for those in bits 4-7, and the zero point
+  };
+
+  __device__ __forceinline__ static Scales scales(uint32_t pair) {
+    const __nv_bfloat162 scale = from_bits(pair);
+    return {__hmul2(scale, from_bits(0x72007200u)), __hmul2(scale, from_bits(0x70007000u)), __hmul2(scale, from_bits(0xb100b100u))};
+  }
+
+  __device__ __forceinline__ static void decode(Fragment& a, uint32_t word, const Scales& scale) {
+    const uint32_t upper = word >> 8;
+    a[0] = bits(__hfma2(from_bits(word & 0x000f000fu), __low2bfloat162(scale.low), __low2bfloat162(scale.zero)));
+    a[1] = bits(__hfma2(from_bits(upper & 0x000f000fu), __high2bfloat162(scale.low), __high2bfloat162(scale.zero)));
+    a[2] = bits(__hfma2(from_bits(word & 0x00f000f0u), __low2bfloat162(scale.high), __low2bfloat162(scale.zero)));
+    a[3] = bits(__hfma2(from_bits(upper & 0x00f000f0u), __high2bfloat162(scale.high), __high2bfloat162(scale.zero)));
+  }
+
+ private:
+  __device__ __forceinline__ static __nv_bfloat162 from_bits(uint32_t value) { return reinterpret_cast<const __nv_bfloat162&>(value); }
+  __device__ __forceinline__ static uint32_t bits(const __nv_bfloat162& value) { return reinterpret_cast<const uint32_t&>(value); }
+};
+
 template <Dequant kDequant>
 struct Decoder {
   static constexpr bool kFoldsZeroPoint = kDequant != Dequant::kScaled;
   // What the finished FP32 sum is multiplied by.
-  static constexpr float kSumScale = kDequant == Dequant::kSubnormal ? 9444732965739290427392.0f : 1.0f;  // 2^73
+  static constexpr float kSumScale = kDequant == Dequant::kSubnormal ? 9444732965739290427392.0f  // 2^73
+                                     : kDequant == Dequant::kScaled ? FusedDecoder::kSumScale : 1.0f;
 
   __device__ __forceinline__ static void decode(Fragment& a, uint32_t word) {
     if constexpr (kDequant == Dequant::kSubnormal) {
@@ -50,15 +82,6 @@ struct Decoder {
       a[2] = magic(word >> 4);
       a[3] = magic(word >> 12);
     }
-  }
-
-  // Registers 0 and 1 are row `lane / 4`, 2 and 3 the same k pairs eight columns up; the scale pair holds rows g and g + 8.
-  __device__ __forceinline__ static void scale(Fragment& a, uint32_t scale_pair) {
-    const uint32_t row = __byte_perm(scale_pair, 0, 0x1010), row8 = __byte_perm(scale_pair, 0, 0x3232);
-    a[0] = multiply_bf16x2(minus_136(a[0]), row);
-    a[1] = multiply_bf16x2(minus_136(a[1]), row8);
-    a[2] = multiply_bf16x2(minus_136(a[2]), row);
-    a[3] = multiply_bf16x2(minus_136(a[3]), row8);
   }
 
   // Activations of one k32 group for one token tile of 8: two k16 steps of two registers each.
@@ -90,42 +113,6 @@ struct Decoder {
     asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xea;" : "=r"(value) : "r"(word));
     return value;
   }
-
-  __device__ __forceinline__ static uint32_t minus_136(uint32_t value) {
-    uint32_t difference;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(difference) : "r"(value), "r"(0x3f803f80u), "r"(0xc308c308u));
-    return difference;
-  }
-};
-
-// Codes straight to BF16 `(code - 8) * scale`, rounded once as the plain formula is, in one fused multiply-add a pair.
-//
-// A nibble in place is the subnormal BF16 `code * 2^-133` (or 16 times that), and -8 * scale is exact because 8 is a power of
-// two (136, the zero point of the OR-ed form, is not). All results carry 2^-32, which the sums give back: scales below
-// 2^26 and outputs above 2^-90 lose nothing. The scale pair (rows g and g + 8) is broadcast by the instruction itself.
-struct FusedDecoder {
-  static constexpr float kSumScale = 4294967296.0f;  // 2^32
-
-  struct Scales {
-    __nv_bfloat162 low, high, zero;  // for nibbles in bits 0-3, for those in bits 4-7, and the zero point
-  };
-
-  __device__ __forceinline__ static Scales scales(uint32_t pair) {
-    const __nv_bfloat162 scale = from_bits(pair);
-    return {__hmul2(scale, from_bits(0x72007200u)), __hmul2(scale, from_bits(0x70007000u)), __hmul2(scale, from_bits(0xb100b100u))};
-  }
-
-  __device__ __forceinline__ static void decode(Fragment& a, uint32_t word, const Scales& scale) {
-    const uint32_t upper = word >> 8;
-    a[0] = bits(__hfma2(from_bits(word & 0x000f000fu), __low2bfloat162(scale.low), __low2bfloat162(scale.zero)));
-    a[1] = bits(__hfma2(from_bits(upper & 0x000f000fu), __high2bfloat162(scale.low), __high2bfloat162(scale.zero)));
-    a[2] = bits(__hfma2(from_bits(word & 0x00f000f0u), __low2bfloat162(scale.high), __low2bfloat162(scale.zero)));
-    a[3] = bits(__hfma2(from_bits(upper & 0x00f000f0u), __high2bfloat162(scale.high), __high2bfloat162(scale.zero)));
-  }
-
- private:
-  __device__ __forceinline__ static __nv_bfloat162 from_bits(uint32_t value) { return reinterpret_cast<const __nv_bfloat162&>(value); }
-  __device__ __forceinline__ static uint32_t bits(const __nv_bfloat162& value) { return reinterpret_cast<const uint32_t&>(value); }
 };
 
 }  // namespace chord

@@ -71,4 +71,14 @@ struct Epilogue {
   }
 };
 
+// What a thread stores at a time: as much as the rows of the output are aligned to.
+template <bool kAligned16>
+struct ChunkOf {
+  using Type = uint4;
+};
+template <>
+struct ChunkOf<false> {
+  using Type = uint2;
+};
+
 }  // namespace chord

@@ -300,9 +300,9 @@ struct W4A16Mma {
 #pragma unroll
     for (int group = 0; group < 2; ++group) {
       Fragment a0, a1;
-      Decode::decode(a0, words[2 * group]);
-      Decode::decode(a1, words[2 * group + 1]);
       if constexpr (Decode::kFoldsZeroPoint) {
+        Decode::decode(a0, words[2 * group]);
+        Decode::decode(a1, words[2 * group + 1]);
         const float row = __uint_as_float(scales[group] << 16), row8 = __uint_as_float(scales[group] & 0xffff0000u);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
@@ -315,8 +315,9 @@ struct W4A16Mma {
           sum[t][unit][3] = fmaf(row8, d[3], sum[t][unit][3]);
         }
       } else {
-        Decode::scale(a0, scales[group]);
-        Decode::scale(a1, scales[group]);
+        const auto scale = FusedDecoder::scales(scales[group]);
+        FusedDecoder::decode(a0, words[2 * group], scale);
+        FusedDecoder::decode(a1, words[2 * group + 1], scale);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
           mma(sum[t][unit], a0, b[t][group][0], b[t][group][1], sum[t][unit]);

@@ -23,16 +23,6 @@
 
 namespace chord {
 
-// What a thread stores at a time: as much as the rows of the output are aligned to.
-template <bool kAligned16>
-struct ChunkOf {
-  using Type = uint4;
-};
-template <>
-struct ChunkOf<false> {
-  using Type = uint2;
-};
-
 struct W4A16WgmmaParams {
   cute::TmaDescriptor x;  // [rows, K] in boxes of kBoxRows x 64
   const uint8_t* weight;
@@ -62,8 +52,10 @@ struct W4A16Wgmma {
   static constexpr int kTileStages = kBlocks / kStageBlocks;
   static_assert(kBlocks % kStageBlocks == 0, "a stage must not reach past K");
   static constexpr int kRowPanels = Config::kInterleaved ? (Config::kN / 2 + 63) / 64 : (Config::kN + 127) / 128;
-  static constexpr int kTilesN = kRowPanels / kPanels;
-  static_assert(kRowPanels % kPanels == 0, "a tile must not reach into the next expert's panels");
+  // CTAs of a cluster take neighbouring outputs of the same rows; each loads a share of the rows for all.
+  static constexpr int kShare = Config::kShare;
+  static constexpr int kTilesN = kRowPanels / (kPanels * kShare);
+  static_assert(kRowPanels % (kPanels * kShare) == 0, "a tile must not reach into the next expert's panels");
 
   static constexpr int kUnitBlocks = kPanels * 2 / kGroups;  // m64 blocks of a warpgroup: one or two
   static_assert(kUnitBlocks == 1 || kUnitBlocks == 2, "a warpgroup owns half a panel or a whole one");
@@ -142,19 +134,29 @@ struct W4A16Wgmma {
     return index;
   }
 
+  __device__ __forceinline__ static int rank() { return kShare > 1 ? static_cast<int>(cute::block_rank_in_cluster()) : 0; }
+
+  // A stage is free again when the warps of all CTAs that its rows went to are done with it.
+  __device__ __forceinline__ void release(int stage) const {
+    Barrier::arrive(empty(stage));  // all lanes: racecheck follows no other form
+    if (kShare > 1 && lane == 0) Barrier::arrive(empty(stage), rank() ^ 1, true);
+  }
+
   // ---------------------------------------------------------------- producer
   __device__ __forceinline__ void produce(const W4A16WgmmaParams& p) {
     Rows rows(p.rows, lane);
     const int tiles = rows.count() * kTilesN;
-    const KPieces pieces(tiles, gridDim.x, kTileStages, Config::kCuts);
+    const int workers = gridDim.x / kShare;
+    const KPieces pieces(tiles, workers, kTileStages, Config::kCuts);
     const int swept = tiles * kTileBytes > kLongStream ? static_cast<int>(kSweep / kTileBytes) : 0;
     Cursor cursor;
-    int ticket = cta();
+    int ticket = cta() / kShare;
 #pragma unroll 1
     while (ticket < pieces.tickets()) {
       // One fetch a ticket makes `tickets` fetches a launch: the wrap leaves zero behind for the next one.
-      int next = 0;
-      if (lane == 0) next = gridDim.x + atomicInc(p.ticket, pieces.tickets() - 1);
+      // A cluster's CTAs must agree without a word, so they deal tiles round robin.
+      int next = ticket + workers;
+      if (kShare == 1 && lane == 0) next = workers + atomicInc(p.ticket, pieces.tickets() - 1);
       const int piece = ticket - pieces.whole;
       int stage = piece < 0 ? 0 : pieces.begin(piece);
       const int end = piece < 0 ? kTileStages : pieces.begin(piece + 1);
@@ -186,13 +188,14 @@ struct W4A16Wgmma {
     const int count = Rows::Source::owned(p.rows, group.expert, row, min(height, group.rows - row_tile * height), lane);
     if (count == 0) return;
     const int width = Widths::of(count);
-    const uint8_t* weight = p.weight + (int64_t(group.expert) * kRowPanels + panel_tile * kPanels) * kBlocks * kBlockBytes;
+    const int panel = (panel_tile * kShare + rank()) * kPanels;
+    const uint8_t* weight = p.weight + (int64_t(group.expert) * kRowPanels + panel) * kBlocks * kBlockBytes;
     const uint64_t hint = group.tiles == 1 && !sweeps ? kEvictFirst : kEvictNormal;
     wait(empty(cursor.stage), cursor.phase ^ 1);
     if (lane == 0) {
       Record& next = record(cursor);
       next.row = row, next.rows = count, next.width = width;
-      next.panel = panel_tile * kPanels, next.stages = last - first, next.cut = cut;
+      next.panel = panel, next.stages = last - first, next.cut = cut;
     }
 #pragma unroll 1
     for (int k = first; k < last; ++k) {
@@ -215,9 +218,14 @@ struct W4A16Wgmma {
     uint8_t* tile = shared + stage * kRowsBytes;
 #pragma unroll
     for (int block = 0; block < kStageBlocks; ++block)
-      for (int box = 0; box < boxes; ++box)
-        cute::SM90_TMA_LOAD_2D::copy(&p.x, barrier, kEvictLast, tile + block * kBM * 128 + box * kBoxRows * 128,
-                                     (k * kStageBlocks + block) * 64, row + box * kBoxRows);
+      for (int box = rank(); box < boxes; box += kShare) {
+        uint8_t* lines = tile + block * kBM * 128 + box * kBoxRows * 128;
+        const int column = (k * kStageBlocks + block) * 64, first = row + box * kBoxRows;
+        if constexpr (kShare > 1)
+          cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p.x, barrier, (1 << kShare) - 1, kEvictLast, lines, column, first);
+        else
+          cute::SM90_TMA_LOAD_2D::copy(&p.x, barrier, kEvictLast, lines, column, first);
+      }
   }
 
   // ---------------------------------------------------------------- consumers
@@ -329,7 +337,7 @@ struct W4A16Wgmma {
           wgmma_commit();
           if (kRounds == 1) fetch();
           wgmma_wait<1>();
-          if (block == 0 && round == 0 && k > 0) Barrier::arrive(empty(last_stage));  // all lanes: racecheck follows no other form
+          if (block == 0 && round == 0 && k > 0) release(last_stage);
           decode<kSteps>(fragments[now ^ 1], codes, (round + 1) % kRounds * kSteps);
           if (kRounds > 1 && round == kRounds - 2) fetch();
         }
@@ -337,7 +345,7 @@ struct W4A16Wgmma {
       last_stage = stage;
     }
     wgmma_wait<0>();
-    Barrier::arrive(empty(last_stage));
+    release(last_stage);
   }
 
   // ---------------------------------------------------------------- end of a tile
@@ -347,11 +355,12 @@ struct W4A16Wgmma {
   // A part of a cut tile: the first of two leaves its sums behind and has no more to do, the second adds them to its own. Each
   // warpgroup does so on its own account.
   __device__ __forceinline__ bool join(const W4A16WgmmaParams& p, Sums& sums, const Record& tile) const {
-    const Joint joint(p.joints, tile.cut * kGroups + group());
+    const int place = (tile.cut - 1) * kShare + rank();
+    const Joint joint(p.joints, place * kGroups + group());
     int* role = reinterpret_cast<int*>(shared + kRolesAt) + group();
     const bool speaks = thread() % 128 == 0;
     const int width = tile.width;
-    float4* memory = p.sums + int64_t(tile.cut - 1) * (kBM * kPanels * 32) + thread();
+    float4* memory = p.sums + int64_t(place) * (kBM * kPanels * 32) + thread();
     if (speaks) *role = joint.first();
     group_sync();
     if (*role) {
@@ -439,17 +448,24 @@ struct W4A16Wgmma {
     if (thread() == 0) {
       for (int i = 0; i < kStages; ++i) {
         Barrier::init(full(i), 1);
-        Barrier::init(empty(i), kGroups * 128);
+        Barrier::init(empty(i), kGroups * 128 + (kShare > 1 ? kGroups * 4 : 0));
       }
       cutlass::arch::fence_barrier_init();
     }
-    __syncthreads();
+    if constexpr (kShare > 1)
+      cute::cluster_sync();
+    else
+      __syncthreads();
     if (warp >= kGroups * 4) {
       cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
       if (warp == kGroups * 4) produce(p);
     } else {
       cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
       consume(p);
+    }
+    if constexpr (kShare > 1) {
+      __syncwarp();
+      cute::cluster_sync();  // no CTA leaves while another still writes or arrives in its shared memory
     }
   }
 };
