@@ -1,22 +1,31 @@
 """GPU tests: skipped where there is no GPU, quick ones first, kernels compiled at once beforehand.
 
-A kernel is known beforehand if a selected test takes its ``Case`` as a parameter, or if the test's module names it in
-``KERNELS``: a list of (case, dequantisation or None). Any other one is compiled when its test asks for it.
+A kernel is known beforehand if a selected test takes its ``Case`` or ``GroupedCase`` as a parameter, or a tuple of one and how
+it is computed, or if the test's module names it in ``KERNELS``, a list of such tuples. How: a schedule, a dequantisation, or None
+for what the resolver takes. Any other kernel is compiled when its test asks for it.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from chord_jit import device, knobs, warm_up
+from chord_jit import device, knobs
+from chord_jit.families.base import family
 from chord_jit.jit.launch import Launch
+from chord_jit.jit.warmup import warm_up
+from chord_jit.schedules.schedule import Schedule
+from tests.gpu import grouped_workload, workload
 from tests.gpu.cases import Case
-from tests.gpu.workload import problem_of
+from tests.gpu.grouped_cases import GroupedCase
 
 HERE = Path(__file__).parent
+PROBLEM_OF = {Case: workload.problem_of, GroupedCase: grouped_workload.problem_of}
+OUTSIDE = ("open", "os.", "shutil.", "subprocess.", "import", "ctypes.dlopen", "socket.", "tempfile.")
+_heard: list[str] | None = None
 
 
 def pytest_collection_modifyitems(items):
@@ -32,18 +41,33 @@ def gpu(request) -> torch.device:
     """The device under test, with the kernels that are known beforehand loaded."""
     if not device.present():
         pytest.skip("needs a CUDA device")
-    here, wanted = torch.device("cuda", torch.cuda.current_device()), {}
-    for item in request.session.items:
-        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        wanted.update(dict.fromkeys((value, None) for value in parameters if isinstance(value, Case)))
-        wanted.update(dict.fromkeys(getattr(item.module, "KERNELS", ())))
-    problems = []
-    for case, dequant in wanted:
-        with knobs.scope(CHORD_W4A16_DEQUANT=dequant):
-            problems.append(problem_of(case, here))
-    report = warm_up(problems)
+    here = torch.device("cuda", torch.cuda.current_device())
+    wanted = [choice(case, how, here) for case, how in known_beforehand(request.session.items)]
+    report = warm_up([family(problem.family).spec(problem, schedule) for problem, schedule in wanted])
     assert not report.failed, str(report)
+    for problem, schedule in wanted:
+        family(problem.family).prepare(problem, schedule, here.index)
     return here
+
+
+def known_beforehand(items) -> list[tuple[Case | GroupedCase, Schedule | str | None]]:
+    """Every (case, how) that the tests ``items`` name, once."""
+    wanted = {}
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        for value in (*parameters, *getattr(item.module, "KERNELS", ())):
+            if isinstance(value, tuple(PROBLEM_OF)):
+                value = (value, None)
+            if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple(PROBLEM_OF)):
+                wanted[value] = None
+    return list(wanted)
+
+
+def choice(case: Case | GroupedCase, how: Schedule | str | None, where: torch.device) -> tuple[object, Schedule]:
+    """The problem of ``case`` and the schedule that computes it."""
+    with knobs.scope(CHORD_W4A16_DEQUANT=how if isinstance(how, str) else None):
+        problem = PROBLEM_OF[type(case)](case, where)
+    return problem, how if isinstance(how, Schedule) else family(problem.family).schedule(problem)
 
 
 @pytest.fixture
@@ -54,6 +78,28 @@ def no_launch(monkeypatch):
         pytest.fail("launched")
 
     monkeypatch.setattr(Launch, "__call__", refuse)
+
+
+@pytest.fixture(scope="session")
+def events():
+    """Runs a function and returns what it asked of files, processes and imports."""
+    sys.addaudithook(_listen)  # for the life of the process, hence the switch
+
+    def during(function) -> list[str]:
+        global _heard
+        _heard = []
+        try:
+            function()
+            return _heard
+        finally:
+            _heard = None
+
+    return during
+
+
+def _listen(event: str, arguments: tuple) -> None:
+    if _heard is not None and event.startswith(OUTSIDE):
+        _heard.append(f"{event} {arguments[:1]}")
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,8 @@ from chord_jit import align_blocks, block_m_for, pack_w4a16
 from chord_jit.device import facts
 from tests.gpu.cases import CASES, Case
 from tests.gpu.compare import assert_close, assert_right
-from tests.gpu.workload import Work, build, fenced, weight_of
+from tests.gpu.tensors import fenced, weight_of
+from tests.gpu.workload import Work, build
 
 KERNELS = [(Case(40, 128, 192, 820, 1, block_m), None) for block_m in (8, 16)]
 KERNELS += [(Case(300, 128, k, 300, 1, 8), None) for k in (64, 1344, 7168)] + [(Case(2, 128, 256, 3, 1, 8), None)]

@@ -11,7 +11,8 @@ from chord_jit.errors import InputError
 from tests.gpu.cases import Case
 from tests.gpu.compare import assert_right
 from tests.gpu.routers import valid_ids
-from tests.gpu.workload import POISON, Work, build, fenced, fenced_out, generator_of, weight_of
+from tests.gpu.tensors import POISON, bits, fenced, fenced_out, generator_of, weight_of
+from tests.gpu.workload import Work, build
 
 CASE = Case(8, 384, 192, 12, 2, 16, "dropped")
 BESIDE_NAN = [Case(8, 72, 96, 9, 2, 8), Case(8, 384, 192, 9, 2, 8), Case(8, 768, 1344, 9, 2, 8)]
@@ -130,7 +131,3 @@ def test_another_device_than_the_current_one(gpu, seed):
     work = build(CASE, other, seed)
     assert_right(work.fenced_call(), work)
     assert torch.cuda.current_device() == gpu.index
-
-
-def bits(out: torch.Tensor) -> torch.Tensor:
-    return out.view(torch.int16)

@@ -10,25 +10,14 @@ from chord_jit import align_blocks, counters
 from chord_jit.errors import CaptureError
 from tests.gpu.cases import Case
 from tests.gpu.compare import assert_right
+from tests.gpu.launches import capture
 from tests.gpu.routers import routing_of
-from tests.gpu.workload import POISON, build, generator_of
+from tests.gpu.tensors import POISON, bits, generator_of
+from tests.gpu.workload import build
 
 CASE = Case(8, 768, 1344, 16, 3, 16)
 EP8 = Case(48, 4096, 7168, 20, 8, 8, interleaved=True, swiglu=True)
 KERNELS = [(CASE, None), (EP8, None)]
-
-
-def capture(call) -> torch.cuda.CUDAGraph:
-    """``call`` once to warm up, then captured."""
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph
-
-
-def bits(out: torch.Tensor) -> torch.Tensor:
-    return out.view(torch.int16)
 
 
 @pytest.mark.quick

@@ -9,23 +9,11 @@ import chord_jit
 from chord_jit import align_blocks, counters, knobs
 from chord_jit.errors import ChordError, InputError, InputTypeError, OverrideError
 from tests.gpu.cases import Case
-from tests.gpu.workload import POISON, build, fenced_out, weight_of
+from tests.gpu.tensors import POISON, fenced_out, moved, strided, weight_of
+from tests.gpu.workload import build
 
 CASE = Case(8, 384, 192, 12, 2, 16)
 KERNELS = [(CASE, None)]
-
-
-def moved(tensor: torch.Tensor, elements: int = 1) -> torch.Tensor:
-    """An equal tensor, contiguous, ``elements`` past an aligned address."""
-    buffer = torch.empty(tensor.numel() + 64, dtype=tensor.dtype, device=tensor.device)
-    return buffer[elements : elements + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
-def strided(tensor: torch.Tensor) -> torch.Tensor:
-    """An equal tensor whose rows lie apart."""
-    wide = torch.empty(len(tensor), tensor.shape[1] + 8, dtype=tensor.dtype, device=tensor.device)
-    wide[:, : tensor.shape[1]] = tensor
-    return wide[:, : tensor.shape[1]]
 
 
 def moved_weight(call):

@@ -4,24 +4,12 @@ import torch
 
 import chord_jit
 from chord_jit import align_blocks
-from chord_jit.formats.w4a16 import allocate
-from chord_jit.formats.w4a16_layout import CODE_BYTES
 from tests.gpu.cases import Case
 from tests.gpu.compare import assert_right
-from tests.gpu.workload import POISON, Work, fenced, generator_of, weight_of
+from tests.gpu.tensors import POISON, fenced, generator_of, random_bytes, weight_of
+from tests.gpu.workload import Work
 
 KERNELS = [(Case(384, 4096, 7168, 3, 4, 8), None), (Case(3, 7168, 7168, 120, 1, 16), None)]
-
-
-def random_bytes(experts: int, n: int, k: int, where: torch.device, seed: int):
-    """A weight made of random packed bytes: 6.3 GB in milliseconds. N and K must need no padding."""
-    generator = generator_of(where, seed)
-    packed = allocate(experts, n, k, False, where)
-    packed.data.random_(0, 256, generator=generator)
-    scales = packed.data[..., CODE_BYTES:].view(torch.bfloat16)
-    for expert in range(experts):
-        scales[expert] = torch.rand(scales.shape[1:], generator=generator, device=where).add_(0.5).mul_(0.02).bfloat16()
-    return packed
 
 
 def test_weight_of_more_than_2_31_bytes(gpu, seed):

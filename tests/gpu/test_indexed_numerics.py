@@ -7,17 +7,18 @@ import torch
 
 from chord_jit import knobs
 from tests.gpu.cases import Case
-from tests.gpu.compare import EXACT, assert_right
+from tests.gpu.compare import DEQUANTS, assert_right
+from tests.gpu.launches import assert_same_bits
 from tests.gpu.workload import build
 
 SMALL = Case(8, 384, 1344, 12, 2, 8)
 PAIRS = replace(SMALL, interleaved=True, swiglu=True)
 WEIGHTED = replace(SMALL, weighted=True)
-KERNELS = [(case, dequant) for case in (SMALL, PAIRS, WEIGHTED) for dequant in EXACT]
+KERNELS = [(case, dequant) for case in (SMALL, PAIRS, WEIGHTED) for dequant in DEQUANTS]
 WHOLE_RANGE = pytest.mark.parametrize("power", [-50, -30, -10, 0, 10, 30, 50])
 
 
-@pytest.mark.parametrize("dequant", EXACT)
+@pytest.mark.parametrize("dequant", DEQUANTS)
 @WHOLE_RANGE
 def test_activations_of_any_size_in_the_promised_range(dequant, power, gpu, seed):
     work = build(SMALL, gpu, seed, power=power)
@@ -25,17 +26,17 @@ def test_activations_of_any_size_in_the_promised_range(dequant, power, gpu, seed
         assert_right(work.fenced_call(), work, dequant)
 
 
-@pytest.mark.parametrize("dequant", EXACT)
+@pytest.mark.parametrize("dequant", DEQUANTS)
 def test_rows_of_very_different_size_do_not_disturb_each_other(dequant, gpu, seed):
     work = build(SMALL, gpu, seed)
     work.x.mul_(torch.exp2(torch.linspace(-50, 50, 12, device=gpu).round()).unsqueeze(1))
     with knobs.scope(CHORD_W4A16_DEQUANT=dequant):
         out = work.fenced_call()
     exact = work.expected()
-    assert float(((out.double() - exact).norm(dim=1) / exact.norm(dim=1)).max()) < 3 * EXACT[dequant]
+    assert float(((out.double() - exact).norm(dim=1) / exact.norm(dim=1)).max()) < 3 * DEQUANTS[dequant].exact
 
 
-@pytest.mark.parametrize("dequant", EXACT)
+@pytest.mark.parametrize("dequant", DEQUANTS)
 @pytest.mark.parametrize("case", [PAIRS, WEIGHTED], ids=str)
 def test_swiglu_and_routing_weights_of_every_dequantisation(case, dequant, gpu, seed):
     work = build(case, gpu, seed)
@@ -45,7 +46,7 @@ def test_swiglu_and_routing_weights_of_every_dequantisation(case, dequant, gpu, 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")], ids=str)
-@pytest.mark.parametrize("dequant", EXACT)
+@pytest.mark.parametrize("dequant", DEQUANTS)
 def test_non_finite_activations_stay_in_their_row(dequant, bad, gpu, seed):
     """Rows 1 and 10 hold one such value each, at the first and the last k: their outputs are non-finite, all others the same bits."""
     work = build(SMALL, gpu, seed)
@@ -72,10 +73,4 @@ REPEATED = [
 @pytest.mark.parametrize("repeats, case", REPEATED, ids=[f"{repeats}-{case}" for repeats, case in REPEATED])
 def test_same_bits_every_time(repeats, case, gpu, seed):
     work = build(case, gpu, seed)
-    first, out = work.fenced_call(), work.fenced_call()
-    different = torch.zeros((), dtype=torch.int64, device=gpu)
-    for _ in range(repeats):
-        out.view(torch.int16).fill_(0x7FA5)
-        work.call(out=out)
-        different += (out.view(torch.int16) != first.view(torch.int16)).any()
-    assert int(different) == 0, f"{int(different)} of {repeats} repeats differ"
+    assert_same_bits(work, work.fenced_call(), repeats)

@@ -1,7 +1,5 @@
 """A warm call: no device memory, no compile, no load, no file, no synchronisation."""
 
-import sys
-
 import pytest
 import torch
 
@@ -11,30 +9,6 @@ from tests.gpu.cases import Case
 from tests.gpu.workload import build, problem_of
 
 CASES = [Case(48, 4096, 7168, 20, 8, 8, interleaved=True, swiglu=True), Case(8, 384, 192, 12, 2, 16, weighted=True)]
-OUTSIDE = ("open", "os.", "shutil.", "subprocess.", "import", "ctypes.dlopen", "socket.", "tempfile.")
-_heard: list[str] | None = None
-
-
-def _listen(event: str, arguments: tuple) -> None:
-    if _heard is not None and event.startswith(OUTSIDE):
-        _heard.append(f"{event} {arguments[:1]}")
-
-
-@pytest.fixture(scope="module")
-def events():
-    """Runs a function and returns what it asked of files, processes and imports."""
-    sys.addaudithook(_listen)  # for the life of the process, hence the switch
-
-    def during(function) -> list[str]:
-        global _heard
-        _heard = []
-        try:
-            function()
-            return _heard
-        finally:
-            _heard = None
-
-    return during
 
 
 def test_the_listener_hears_a_file(events):

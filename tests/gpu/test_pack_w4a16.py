@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from chord_jit import pack_w4a16, unpack_w4a16
-from tests.gpu.workload import codes_of
+from tests.gpu.tensors import codes_of
 
 
 @pytest.mark.quick

@@ -1,0 +1,126 @@
+"""Launches that are captured, that overlap, or that run beside other work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from tests.gpu.tensors import POISON, bits
+
+#: Calls of each overlapping stream.
+ROUNDS = 30
+
+
+def capture(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """``call`` once to warm up, then captured."""
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+def released_together(streams: Sequence[torch.cuda.Stream]) -> None:
+    """Make all ``streams`` wait for one event that lies a few milliseconds ahead, so that what is queued starts at once."""
+    gate = torch.cuda.Stream()
+    gate.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(gate):
+        torch.cuda._sleep(10_000_000)
+    for stream in streams:
+        stream.wait_stream(gate)
+
+
+def assert_same_on_two_streams(works: Sequence, expected: Sequence[torch.Tensor]) -> None:
+    """``ROUNDS`` calls of two works, each on a stream of its own, queued in turns."""
+    outs, streams = _poisoned_outs(expected), [torch.cuda.Stream() for _ in works]
+    released_together(streams)
+    for turn in range(ROUNDS):
+        for work, mine, stream in zip(works, outs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                work.call(out=mine[turn])
+    _assert_rounds(outs, expected)
+
+
+def assert_same_in_two_threads(works: Sequence, expected: Sequence[torch.Tensor]) -> None:
+    """Each thread on a stream of its own: the launch gives up the GIL in the middle."""
+    outs, streams = _poisoned_outs(expected), [torch.cuda.Stream() for _ in works]
+    released_together(streams)
+
+    def run(work, mine, stream):
+        with torch.cuda.stream(stream):
+            for out in mine:
+                work.call(out=out)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, works, outs, streams))
+    _assert_rounds(outs, expected)
+
+
+def assert_same_in_two_graphs_and_eager(works: Sequence, expected: Sequence[torch.Tensor]) -> None:
+    """A graph of each work and an eager call of the first, all three side by side, ``ROUNDS`` times."""
+    outs, eager = [torch.empty_like(right) for right in expected], torch.empty_like(expected[0])
+    graphs = [capture(lambda work=work, out=out: work.call(out=out)) for work, out in zip(works, outs, strict=True)]
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    for turn in range(ROUNDS):
+        for out in [*outs, eager]:
+            bits(out).fill_(POISON)
+        released_together(streams)
+        for graph, stream in zip(graphs, streams[:2], strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        with torch.cuda.stream(streams[2]):
+            works[0].call(out=eager)
+        torch.cuda.synchronize()
+        for name, out, right in zip(("graph 0", "graph 1", "eager"), [*outs, eager], [*expected, expected[0]], strict=True):
+            assert torch.equal(bits(out), bits(right)), f"round {turn}: {name} differs in {_differing(out, right)} outputs"
+
+
+def assert_same_bits(work, first: torch.Tensor, repeats: int, beside: Callable[[], object] = lambda: None) -> None:
+    """``repeats`` calls of ``work``, each with ``beside()`` queued before it, give the bits of ``first``."""
+    out, different = torch.empty_like(first), torch.zeros((), dtype=torch.int64, device=first.device)
+    for _ in range(repeats):
+        beside()
+        bits(out).fill_(POISON)
+        work.call(out=out)
+        different += (bits(out) != bits(first)).any()
+    torch.cuda.synchronize()  # what runs beside holds memory that is given back now
+    assert int(different) == 0, f"{int(different)} of {repeats} repeats differ"
+
+
+def side_work(where: torch.device) -> Callable[[], None]:
+    """Queues matrix products on a stream of its own: they take SMs from whatever else runs, a few or all, at any time."""
+    sizes = [torch.randn(size, size, device=where).bfloat16() for size in (256, 1024, 512)]
+    results, stream = [torch.empty_like(a) for a in sizes], torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+
+    def queue() -> None:
+        with torch.cuda.stream(stream):
+            for a, result in zip(sizes, results, strict=True):
+                torch.mm(a, a, out=result)
+
+    return queue
+
+
+def _poisoned_outs(expected: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    outs = [[torch.empty_like(right) for _ in range(ROUNDS)] for right in expected]
+    for mine in outs:
+        for out in mine:
+            bits(out).fill_(POISON)
+    return outs
+
+
+def _assert_rounds(outs: list[list[torch.Tensor]], expected: Sequence[torch.Tensor]) -> None:
+    torch.cuda.synchronize()
+    wrong = [
+        f"launch {turn} of work {index} differs in {_differing(out, right)} outputs"
+        for index, (mine, right) in enumerate(zip(outs, expected, strict=True))
+        for turn, out in enumerate(mine)
+        if not torch.equal(bits(out), bits(right))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _differing(out: torch.Tensor, right: torch.Tensor) -> int:
+    return int((bits(out) != bits(right)).sum())
