@@ -12,7 +12,7 @@ class Bounds:
     """Largest relative L2 error over all outputs: of plain ones against either reference, of SwiGLU against the exact one.
 
     ``element``, ``swiglu_element``: one output may be off by a rounding and by this part of its row's RMS: FP32 sums, or
-    weights that were rounded (with SwiGLU the error of one factor is multiplied by the other).
+    weights that were rounded (with SwiGLU the error of one factor is multiplied by the other). ``row``: a row's, by the whole's.
     """
 
     exact: float
@@ -20,6 +20,7 @@ class Bounds:
     swiglu: float
     element: float
     swiglu_element: float
+    row: int = 3
 
 
 #: By dequantisation of the m16n8k16 kernel: the first two multiply exact weights, the last one's are rounded to BF16.
@@ -29,7 +30,7 @@ DEQUANTS = {
     "scaled": Bounds(2.4e-3, 1.8e-3, 3.4e-3, 2e-2, 2e-2),
 }
 #: And of the WGMMA kernel, whose weights are rounded once to BF16.
-BOUNDS = {**DEQUANTS, "wgmma": Bounds(2.4e-3, 1.8e-3, 3.4e-3, 2e-2, 6e-2)}
+BOUNDS = {**DEQUANTS, "wgmma": Bounds(2.4e-3, 1.8e-3, 3.4e-3, 2e-2, 6e-2, row=4)}
 #: What rounding many outputs to BF16 costs by itself; over a few outputs it can be more, and the bounds grow with it.
 ROUNDING = 1.66e-3
 
@@ -50,7 +51,8 @@ def assert_close(got: torch.Tensor, exact: torch.Tensor, numerics: str = "subnor
     error, rms = (got.double() - exact).abs(), exact.square().mean(1, keepdim=True).sqrt()
     rows = error.norm(dim=1) / exact.norm(dim=1)
     worst = float(rows.max())
-    assert worst <= 3 * limit, f"row {int(rows.argmax())} of the named ones is off by {worst:.3e}, limit {3 * limit:.3e}"
+    most = bounds.row * limit
+    assert worst <= most, f"row {int(rows.argmax())} of the named ones is off by {worst:.3e}, limit {most:.3e}"
     wrong = (error > exact.abs() * 2**-8 + rms * element).nonzero()
     if len(wrong):
         row, column = wrong[0].tolist()

@@ -87,7 +87,7 @@ MORE = [
     GroupedCase(48, 512, 192, "blocks", 40, "ragged", **MIXED),
     GroupedCase(48, 1536, 256, "offsets", 300, "hot", **PAIRS),
     GroupedCase(48, 4096, 7168, "offsets", 16, **MIXED),
-    GroupedCase(48, 4096, 7168, "masked", 64, "hot", **FULL, **PAIRS),
+    GroupedCase(48, 4096, 7168, "masked", 24, "hot", hint=64, **FULL, **PAIRS),
     GroupedCase(48, 7168, 2048, "masked", 8),
     GroupedCase(48, 7168, 2048, "offsets", 1),
     GroupedCase(48, 7168, 1344, "blocks", 16, "one"),

@@ -1,0 +1,146 @@
+"""Every tile of the WGMMA kernel, with and without cut tiles, and the m16n8k16 kernel in every layout compute the same thing.
+
+Rows per expert are made for the schedule: each of its instruction widths is taken, alone and behind a whole tile, and
+there are enough tiles that a schedule which cuts has something to cut.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+
+import pytest
+import torch
+
+from chord_jit import device
+from chord_jit.families.kernels import _WGMMA_TILES, mma_spills
+from chord_jit.schedules import wgmma
+from chord_jit.schedules.legality import violations
+from chord_jit.schedules.schedule import Schedule
+from tests.gpu.compare import assert_right
+from tests.gpu.grouped_cases import MIXED, PAIRS, GroupedCase
+from tests.gpu.grouped_workload import LAYOUTS, forced, work_of
+from tests.gpu.tensors import generator_of
+
+EXPERTS, N, K = 48, 1024, 768
+MODES = ({}, PAIRS, MIXED)
+H200 = device.target("sm_90a")
+
+
+class _Asked:
+    """The part of a problem that legality reads, without a device."""
+
+    def __init__(self, case: GroupedCase):
+        self.facts, self.n, self.k, self.experts, self.layout = H200, case.n, case.k, case.experts, case.layout
+        self.expected_rows, self.block_m, self.weighted = case.expected_rows, 0, False
+        self.interleaved, self.swiglu = case.interleaved, case.swiglu
+
+
+def deepest(case: GroupedCase, bm: int, bn: int, bk: int, split: int) -> Schedule | None:
+    """The legal schedule of that tile with most stages up to 4; None where there is none."""
+    for stages in (4, 3, 2):
+        schedule = Schedule("w4a16_wgmma", bm, bn, bk, stages, split=split)
+        if not violations(_Asked(case), schedule):
+            return schedule
+    return None
+
+
+def wgmma_calls() -> list[tuple[GroupedCase, Schedule]]:
+    """Each tile with and without cuts; layouts (where they allow the tile) and modes in turns."""
+    calls, turn = [], 0
+    for bm, tiles in _WGMMA_TILES.items():
+        for bn, bk in tiles:
+            for split in (2, 1):
+                layouts = [LAYOUTS[(turn + shift) % 3] for shift in range(3)]
+                cases = [GroupedCase(EXPERTS, N, K, layout, bm, **MODES[(turn + turn // 6) % 3]) for layout in layouts]
+                found = ((case, schedule) for case in cases if (schedule := deepest(case, bm, bn, bk, split)))
+                calls.append(next(found))
+                turn += 1
+    return calls
+
+
+def mma_calls() -> list[tuple[GroupedCase, Schedule]]:
+    tiles = (Schedule("w4a16_mma", 8, 256, 128, 3, ctas=2), Schedule("w4a16_mma", 16, 128, 256, 3), Schedule("w4a16_mma", 16, 512, 64, 4))
+    calls = [
+        (GroupedCase(EXPERTS, N, K, layout, 16, **MODES[(turn + shift) % 3]), schedule)
+        for turn, layout in enumerate(LAYOUTS)
+        for shift, schedule in enumerate(tiles)
+    ]
+    assert not any(violations(_Asked(case), schedule) or mma_spills(_Asked(case), schedule) for case, schedule in calls)
+    return calls
+
+
+WGMMA, MMA = wgmma_calls(), mma_calls()
+
+
+def counts_for(case: GroupedCase, schedule: Schedule, widths: tuple[int, ...], sms: int) -> list[int]:
+    """Rows of each expert: none, one, each width exactly and one row less, alone and behind whole tiles; more tiles than SMs."""
+    bm = schedule.bm
+    ends = sorted({end for width in widths for end in (width, width - 1)})
+    pattern = [0, 1, *ends, *(bm + end for end in ends), 2 * bm + 1, 3 * bm]
+    counts = list(islice(cycle(pattern), case.experts))
+    columns = -(-N // schedule.bn)
+    missing = sms + 1 - tiles_of(case.layout, counts, bm) * columns
+    if missing > 0:
+        counts[-1] += -(-missing // columns) * max(bm, 128)
+    if tiles_of(case.layout, counts, bm) * columns % sms == 0:
+        counts[0] += 1
+    return counts
+
+
+def tiles_of(layout: str, counts: list[int], bm: int) -> int:
+    """Token tiles of a launch; of blocks, those that are handed out."""
+    if layout != "blocks":
+        return sum(-(-count // bm) for count in counts)
+    blocks = [-(-count // 128) for count in counts]
+    return sum(-(-count // 2) if bm > 128 else count * (128 // bm) for count in blocks)
+
+
+def widths_taken(layout: str, counts: list[int], bm: int, widths: tuple[int, ...]) -> set[int]:
+    """Widths of all instructions of a launch, by the kernel's own rule: rows spread evenly over an expert's tiles, whole in blocks."""
+
+    def holds(rows: int) -> int:
+        return next(width for width in widths if width >= rows)
+
+    taken = set()
+    for count in counts:
+        segments = [min(128, count - first) for first in range(0, count, 128)] if layout == "blocks" and bm <= 128 else [count]
+        for rows in segments:
+            height = bm if layout == "blocks" else holds(-(-rows // -(-rows // bm))) if rows else bm
+            taken |= {holds(min(height, rows - first)) for first in range(0, rows, height)}
+    return taken
+
+
+def named(calls: list[tuple[GroupedCase, Schedule]]) -> list:
+    return [pytest.param(call, id=f"{call[1]}-{call[0]}".replace(" ", "-")) for call in calls]
+
+
+@pytest.mark.parametrize("call", named(WGMMA))
+def test_every_tile_and_every_width_of_wgmma(call, gpu, seed):
+    case, schedule = call
+    assert violations(_Asked(case), schedule) == []
+    facts = device.facts(gpu.index)
+    widths = wgmma.shape(_Asked(case), schedule).widths
+    counts = counts_for(case, schedule, widths, facts.sms)
+    assert widths_taken(case.layout, counts, schedule.bm, widths) == set(widths)
+    tiles = tiles_of(case.layout, counts, schedule.bm) * (N // schedule.bn)
+    assert tiles > facts.sms and tiles % facts.sms, f"{tiles} tiles leave nothing to cut on {facts.sms} SMs"
+    shuffled = torch.tensor(counts, device=gpu)[torch.randperm(case.experts, device=gpu)]
+    work = work_of(case, shuffled, generator_of(gpu, seed))
+    with forced(schedule):
+        assert_right(work.fenced_call(checked=True), work, "wgmma")
+
+
+@pytest.mark.parametrize("call", named(MMA))
+def test_the_kernel_of_few_rows_in_every_layout(call, gpu, seed):
+    case, schedule = call
+    counts = torch.tensor([*range(case.experts)], device=gpu)[torch.randperm(case.experts, device=gpu)]
+    work = work_of(case, counts, generator_of(gpu, seed))
+    with forced(schedule):
+        assert_right(work.fenced_call(checked=True), work, work.problem.dequant)
+
+
+def test_every_tile_is_forced_with_and_without_cuts():
+    tiles = {(bm, bn, bk, split) for bm, pairs in _WGMMA_TILES.items() for bn, bk in pairs for split in (1, 2)}
+    assert {(one.bm, one.bn, one.bk, one.split) for _, one in WGMMA} == tiles
+    assert {case.layout for case, _ in WGMMA} == {case.layout for case, _ in MMA} == set(LAYOUTS)
+    assert {one.bm for _, one in MMA} == {8, 16}
