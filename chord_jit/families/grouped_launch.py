@@ -40,7 +40,7 @@ def prepare(problem: GroupedProblem, schedule: Schedule, index: int) -> Bound:
 def _wgmma(problem: GroupedProblem, schedule: Schedule, spec: KernelSpec, index: int) -> Bound:
     sizes = wgmma.shape(problem, schedule)
     kernel = engine.load(spec, index, sizes.shared_bytes)
-    clusters = problem.facts.sms // schedule.cn
+    clusters = problem.facts.sms * schedule.ctas // schedule.cn
     with torch.cuda.device(index):
         slots.prepare(index)
         if schedule.cn > 1:

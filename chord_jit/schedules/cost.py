@@ -20,9 +20,9 @@ _SM_BYTES_PER_US = 45e3  # one SM alone: bound by its arithmetic, not by the mem
 _TILE_END_US = 0.6
 _EXCHANGE_US = 1.5
 _IN_FLIGHT_BYTES = 105e3  # of one SM, to cover the memory's latency
-_CYCLES_PER_US = 1500  # an SM at the power limit
-_DECODE_CYCLES = 55  # of one warp, for a 64 x 64 block
-_STEP_CYCLES = 120  # barriers and waits of a stage
+_CYCLES_PER_US = 1400  # an SM at the power limit
+_LEAST_CYCLES, _PRODUCT_CYCLES, _ROW_CYCLES = 30, 14, 0.46  # of one WGMMA with A in registers, by its rows
+_WGMMA_END_US = 1.5
 _SHORT_COPY_BYTES = 16384  # below this, bulk copies lose bandwidth
 
 
@@ -65,19 +65,17 @@ def mma_cost(problem: W4A16Problem, schedule: Schedule) -> float:
 
 
 def wgmma_cost(problem: W4A16Problem, schedule: Schedule) -> float:
-    """Estimated microseconds of ``schedule`` on ``problem``: tensor cores or decoding, whichever is slower, or the memory."""
+    """Estimated microseconds of ``schedule`` on ``problem``: tensor cores or the memory, whichever is slower."""
     sizes = wgmma.shape(problem, schedule)
     blocks = max(expected_blocks(problem.expected_rows, schedule.bm), 1e-6)
     height = min(schedule.bm, math.ceil(problem.expected_rows / blocks))
     width = next(width for width in sizes.widths if width >= height)
-    m64 = 2 * sizes.panels
-    product, decoding = m64 * 2 * width, m64 * _DECODE_CYCLES
-    cycles = max(product, decoding) + 0.25 * min(product, decoding) + _STEP_CYCLES / sizes.stage_blocks
-    tile = sizes.k_blocks * cycles / _CYCLES_PER_US + _TILE_END_US
+    products = 8 * sizes.panels * sizes.k_blocks  # m64 x width x k16, of one tile
+    tile = schedule.ctas * products * max(_LEAST_CYCLES, _PRODUCT_CYCLES + _ROW_CYCLES * width) / _CYCLES_PER_US + _WGMMA_END_US
     tiles = problem.experts * blocks * sizes.row_panels / sizes.panels
-    waves = tiles / problem.facts.sms
+    waves = tiles / (problem.facts.sms * schedule.ctas)
     partly = waves if schedule.split == 2 and waves >= 1 else math.ceil(waves)
-    in_flight = min(1.0, schedule.stages * sizes.panels * sizes.stage_blocks * BLOCK_BYTES / _IN_FLIGHT_BYTES)
+    in_flight = min(1.0, schedule.ctas * schedule.stages * sizes.panels * sizes.stage_blocks * BLOCK_BYTES / _IN_FLIGHT_BYTES)
     weights = problem.experts * sizes.row_panels * sizes.k_blocks * BLOCK_BYTES
     return max(partly * tile, weights / (_MEMORY_BYTES_PER_US * in_flight)) + (_EXCHANGE_US if schedule.split == 2 else 0.0)
 

@@ -107,7 +107,7 @@ def _derived(problem: W4A16Problem, schedule: Schedule) -> list[str]:
         broken.append(f"SPLIT must not exceed the resident CTAs, got SPLIT={schedule.split} and {problem.facts.sms} SMs x {schedule.ctas}")
     if schedule.ctas * shape.warps > 8:
         broken.append(f"CTAS times warps must not exceed 8 (registers), got {schedule.ctas} * {shape.warps}")
-    limit = min(problem.facts.shared_bytes, problem.facts.shared_per_sm // schedule.ctas - 1024)
+    limit = wgmma.shared_limit(problem, schedule)
     if shape.shared_bytes > limit:
         broken.append(f"shared memory must fit {schedule.ctas} CTA(s) an SM, got {shape.shared_bytes} of {limit} bytes")
     return broken

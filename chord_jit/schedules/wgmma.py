@@ -13,8 +13,8 @@ from chord_jit.schedules.schedule import Schedule
 
 #: Rows of the padded blocks of the "blocks" layout: no tile may cut one.
 BLOCK_ROWS = 128
-#: CTAs whose cuts the joints of a launch can hold (``jit/slots.py``).
-MAX_CUT_CTAS = 172
+#: Warpgroups of a launch whose joints a slot holds (``jit/slots.py``).
+MAX_JOINTS = 704
 
 #: Instruction widths of a kernel whose warpgroups own two m64 blocks, by BM. Each width is a main loop of its own, and the
 #: assembler gives every loop's fragments registers of their own: more loops than these do not fit.
@@ -61,11 +61,16 @@ def shape(problem: object, schedule: Schedule) -> WgmmaShape:
         pitch = staged * (64 if problem.swiglu else 128) + 16
         return ring + -(-consumers * bm * pitch // 128) * 128 + rest
 
-    staged = owned if shared(owned) <= problem.facts.shared_bytes else 1
+    staged = owned if shared(owned) <= shared_limit(problem, schedule) else 1
     return WgmmaShape(
-        panels, stage_blocks, consumers, _widths(bm, owned), _group_steps(bm), staged, math.gcd(bm, 64), (consumers + 1) * 128,
+        panels, stage_blocks, consumers, _widths(bm, owned), _group_steps(bm, schedule.ctas), staged, math.gcd(bm, 64), (consumers + 1) * 128,
         row_panels, k_blocks, k_blocks // max(stage_blocks, 1), shared(staged), bm * schedule.bn * 4,
     )  # fmt: skip
+
+
+def shared_limit(problem: object, schedule: Schedule) -> int:
+    """Most shared memory of one CTA where ``schedule.ctas`` of them share an SM."""
+    return min(problem.facts.shared_bytes, problem.facts.shared_per_sm // max(schedule.ctas, 1) - 1024)
 
 
 def _widths(bm: int, owned: int) -> tuple[int, ...]:
@@ -75,9 +80,9 @@ def _widths(bm: int, owned: int) -> tuple[int, ...]:
     return tuple(range(step, bm + 1, step))
 
 
-def _group_steps(bm: int) -> int:
+def _group_steps(bm: int, ctas: int) -> int:
     """k16 steps of one group of products: more hide the wait, fewer leave registers for the sums."""
-    return 1 if bm >= 128 or bm == 48 else 2
+    return 1 if bm >= 128 or bm == 48 or ctas == 2 and bm == 32 else 2
 
 
 def violations(problem: object, schedule: Schedule) -> list[str]:
@@ -99,10 +104,8 @@ def violations(problem: object, schedule: Schedule) -> list[str]:
         broken.append(f"CM must be 1 and CN 1 or 2 (two CTAs share rows by multicast), got CM={schedule.cm}, CN={schedule.cn}")
     if schedule.split not in (1, 2):
         broken.append(f"SPLIT must be 1 or 2 (2 cuts the tiles of the last waves along K), got {schedule.split}")
-    if schedule.split == 2 and problem.facts.sms > MAX_CUT_CTAS:
-        broken.append(f"SPLIT must be 1 on more than {MAX_CUT_CTAS} SMs, got SPLIT={schedule.split} and {problem.facts.sms} SMs")
-    if schedule.ctas != 1:
-        broken.append(f"CTAS must be 1, got {schedule.ctas}")
+    if schedule.ctas not in (1, 2) or schedule.ctas == 2 and (schedule.bn != 256 or schedule.bm > 32):
+        broken.append(f"CTAS must be 1, or 2 at BN=256 and BM up to 32 (registers), got {schedule.ctas}")
     if problem.layout == "blocks" and BLOCK_ROWS % schedule.bm and schedule.bm != 2 * BLOCK_ROWS:
         broken.append(f"BM must divide the blocks of {BLOCK_ROWS} rows or be two of them, got {schedule.bm}")
     return broken or _derived(problem, schedule)
@@ -115,6 +118,10 @@ def _derived(problem: object, schedule: Schedule) -> list[str]:
         broken.append(f"BN times CN must divide the padded output width, got BN={schedule.bn}, CN={schedule.cn} and {width} rows")
     if sizes.k_blocks % sizes.stage_blocks:
         broken.append(f"BK must divide the padded K, got BK={schedule.bk} and K={sizes.k_blocks * UNIT_K}")
-    if sizes.shared_bytes > problem.facts.shared_bytes:
-        broken.append(f"shared memory must fit an SM, got {sizes.shared_bytes} of {problem.facts.shared_bytes} bytes")
+    limit = shared_limit(problem, schedule)
+    if sizes.shared_bytes > limit:
+        broken.append(f"shared memory must fit {schedule.ctas} CTA(s) an SM, got {sizes.shared_bytes} of {limit} bytes")
+    joints = problem.facts.sms * schedule.ctas * sizes.consumers
+    if schedule.split == 2 and joints > MAX_JOINTS:
+        broken.append(f"SPLIT must be 1 with more than {MAX_JOINTS} warpgroups, got SPLIT={schedule.split} and {joints} warpgroups")
     return broken

@@ -106,16 +106,17 @@ struct Walk {
   int chunk = 0, run = 0;  // first segment of the 32 at hand
   int behind = 0;          // token tiles ahead of them
   int upto = 0;            // token tiles ahead of the lane's segment and its own
-  Segment mine = {0, 0, 0, 0};
-
-  __device__ __forceinline__ Walk(const GroupedParams& params, int lane_index) : p(params), lane(lane_index) { load(); }
-
+  Segment mine;
   // Token tiles of all segments. A launch's output fits in memory, so they (and all tiles of a launch) fit in an int.
-  __device__ __forceinline__ int count() const {
-    int total = 0, carried = 0;
+  int total;
+
+  __device__ __forceinline__ Walk(const GroupedParams& params, int lane_index) : p(params), lane(lane_index) {
+    mine = Source::load(p, lane, lane, run);
+    int later = 0, carried = run;
 #pragma unroll 4
-    for (int first = 0; first < p.segments; first += 32) total += Source::load(p, first + lane, lane, carried).tiles;
-    return __reduce_add_sync(0xffffffffu, total);
+    for (int first = 32; first < p.segments; first += 32) later += Source::load(p, first + lane, lane, carried).tiles;
+    add_up();
+    total = __shfl_sync(0xffffffffu, upto, 31) + __reduce_add_sync(0xffffffffu, later);
   }
 
   // The segment of token tile `index`, which exists and is no smaller than in any call before.
@@ -130,13 +131,13 @@ struct Walk {
       }
       behind += __shfl_sync(0xffffffffu, upto, 31);
       chunk += 32;
-      load();
+      mine = Source::load(p, chunk + lane, lane, run);
+      add_up();
     }
   }
 
  private:
-  __device__ __forceinline__ void load() {
-    mine = Source::load(p, chunk + lane, lane, run);
+  __device__ __forceinline__ void add_up() {
     upto = mine.tiles;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -160,17 +161,16 @@ struct GroupedRows {
   struct Early {};
 
   Walk<kSource, kBM> walk;
-  const int total;
 
-  __device__ __forceinline__ GroupedRows(const GroupedParams& params, int lane, const Early&) : walk(params, lane), total(walk.count()) {}
+  __device__ __forceinline__ GroupedRows(const GroupedParams& params, int lane, const Early&) : walk(params, lane) {}
 
   static __device__ __forceinline__ Early read_early(const GroupedParams&, int, int, int) { return {}; }
 
-  __device__ __forceinline__ int count() const { return total; }
+  __device__ __forceinline__ int count() const { return walk.total; }
   __device__ __forceinline__ Tile first(bool, int index) { return at(index); }
 
   __device__ __forceinline__ Tile at(int index) {
-    if (index >= total) return {-1, 0, 0};
+    if (index >= walk.total) return {-1, 0, 0};
     const auto group = walk.at(index);
     const int ahead = (index - group.before) * kBM, row = group.first + ahead;
     const int count = Segments<kSource, kBM>::owned(walk.p, group.expert, row, min(kBM, group.rows - ahead), walk.lane);

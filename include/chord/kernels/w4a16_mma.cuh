@@ -19,6 +19,7 @@
 #include "chord/grouped_rows.cuh"
 #include "chord/last_wave.cuh"
 #include "chord/ptx.cuh"
+#include "chord/ring.cuh"
 
 namespace chord {
 
@@ -46,6 +47,7 @@ struct W4A16Mma {
   using Rows = typename RowsOf<Config::kRows, Config::kBM>::Type;
   using Params = W4A16MmaParams<typename Rows::Params>;
   using Decode = Decoder<Config::kDequant>;
+  using Cursor = RingCursor<Config::kStages>;
 
   static constexpr int kBM = Config::kBM, kPanels = Config::kPanels, kStageBlocks = Config::kStageBlocks;
   static constexpr int kStages = Config::kStages, kSplit = Config::kSplit;
@@ -80,13 +82,11 @@ struct W4A16Mma {
   static constexpr int kPartPitch = kUnits * 16 + 4;  // floats; +4 keeps the accumulator's scattered stores conflict-free
   static constexpr int kReductionBytes = kWarps * 8 * kPartPitch * 4;
   static constexpr int kReceiveBytes = (kSplit - 1) * kBM * kPanels * 512;
-  // One tile may be at its end, with all its stages free again, while every stage holds another tile.
-  static constexpr int kRecords = kStages + 1;
   static constexpr int kRecordBytes = 16 + kBM * 4;
   static constexpr int kReductionAt = kStages * kStageBytes;
   static constexpr int kReceiveAt = kReductionAt + kReductionBytes;
   static constexpr int kRecordsAt = kReceiveAt + kReceiveBytes;
-  static constexpr int kBarriersAt = (kRecordsAt + kRecords * kRecordBytes + 15) / 16 * 16;
+  static constexpr int kBarriersAt = (kRecordsAt + Cursor::kRecords * kRecordBytes + 15) / 16 * 16;
   static constexpr int kZeroRowAt = (kBarriersAt + (2 * kStages + 2) * 8 + 15) / 16 * 16;
   static constexpr int kSharedBytes = kZeroRowAt + 128;
   static_assert(kSharedBytes == Config::kSharedBytes, "host and device disagree on shared memory");
@@ -104,19 +104,6 @@ struct W4A16Mma {
     int ids[kBM];
   };
   static_assert(sizeof(Record) == kRecordBytes);
-
-  struct Cursor {
-    int stage = 0;
-    uint32_t phase = 0;
-    int record = 0;
-    __device__ __forceinline__ void next_record() { record = record == kRecords - 1 ? 0 : record + 1; }
-    __device__ __forceinline__ void advance() {
-      if (++stage == kStages) {
-        stage = 0;
-        phase ^= 1;
-      }
-    }
-  };
 
   uint8_t* const shared;
   const int warp, lane;

@@ -14,11 +14,12 @@
 
 #include <cutlass/arch/reg_reconfig.h>
 
-#include "chord/dequant.cuh"
 #include "chord/epilogue.cuh"
 #include "chord/grouped_rows.cuh"
 #include "chord/k_pieces.cuh"
 #include "chord/ptx.cuh"
+#include "chord/ring.cuh"
+#include "chord/unit_codes.cuh"
 #include "chord/wgmma.cuh"
 
 namespace chord {
@@ -37,6 +38,7 @@ template <class Config>
 struct W4A16Wgmma {
   using Decode = FusedDecoder;
   using Rows = Walk<Config::kRows, Config::kBM>;
+  using Cursor = RingCursor<Config::kStages>;
 
   using Widths = decltype(Config::kWidths);
 
@@ -47,7 +49,7 @@ struct W4A16Wgmma {
   static_assert(kBM % kBoxRows == 0 && kBoxRows % 8 == 0, "boxes must fill whole swizzle groups");
   static_assert(Config::kK % 32 == 0 && Config::kN % 8 == 0, "padding serves no other shape");
 
-  static constexpr int kBlockBytes = 4608, kCodeBytes = 4096;
+  static constexpr int kBlockBytes = 4608;
   static constexpr int kBlocks = (Config::kK + 63) / 64;
   static constexpr int kTileStages = kBlocks / kStageBlocks;
   static_assert(kBlocks % kStageBlocks == 0, "a stage must not reach past K");
@@ -69,17 +71,16 @@ struct W4A16Wgmma {
   static constexpr int kPitch = kColumns * 2 + 16;                            // +16: rows of a matrix store fall into different banks
   static constexpr int kStagingAt = kStages * kRowsBytes;
   static constexpr int kWeightAt = kStagingAt + (kGroups * kBM * kPitch + 127) / 128 * 128;
-  static constexpr int kRecords = kStages + 1;  // one tile at its end while every stage holds another
   static constexpr int kRecordBytes = 32;
   static constexpr int kRecordsAt = kWeightAt + kStages * kWeightBytes;
-  static constexpr int kBarriersAt = kRecordsAt + kRecords * kRecordBytes;
+  static constexpr int kBarriersAt = kRecordsAt + Cursor::kRecords * kRecordBytes;
   static constexpr int kRolesAt = kBarriersAt + 2 * kStages * 8;
   static constexpr int kSharedBytes = kRolesAt + 16;
   static_assert(kSharedBytes == Config::kSharedBytes, "host and device disagree on shared memory");
 
   // Register budget: the sum over warpgroups must fit what the launch gave, or setmaxnreg waits for ever.
-  static constexpr int kEntryRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kProducerRegisters = kGroups == 4 ? 32 : 40;
+  static constexpr int kEntryRegisters = 65536 / Config::kCtas / kThreads / 8 * 8;
+  static constexpr int kProducerRegisters = kEntryRegisters < 128 ? 32 : 40;
   static constexpr int kConsumerRegisters = (kEntryRegisters * (kGroups + 1) - kProducerRegisters) / kGroups / 8 * 8;
 
   // L2 hints of the weights, as in w4a16_mma: evict-first where a tile's weights serve no other tile, except for the first bytes of
@@ -96,19 +97,6 @@ struct W4A16Wgmma {
     int unused[2];
   };
   static_assert(sizeof(Record) == kRecordBytes);
-
-  struct Cursor {
-    int stage = 0;
-    uint32_t phase = 0;
-    int record = 0;
-    __device__ __forceinline__ void next_record() { record = record == kRecords - 1 ? 0 : record + 1; }
-    __device__ __forceinline__ void advance() {
-      if (++stage == kStages) {
-        stage = 0;
-        phase ^= 1;
-      }
-    }
-  };
 
   uint8_t* const shared;
   const int warp, lane;
@@ -145,7 +133,7 @@ struct W4A16Wgmma {
   // ---------------------------------------------------------------- producer
   __device__ __forceinline__ void produce(const W4A16WgmmaParams& p) {
     Rows rows(p.rows, lane);
-    const int tiles = rows.count() * kTilesN;
+    const int tiles = rows.total * kTilesN;
     const int workers = gridDim.x / kShare;
     const KPieces pieces(tiles, workers, kTileStages, Config::kCuts);
     const int swept = tiles * kTileBytes > kLongStream ? static_cast<int>(kSweep / kTileBytes) : 0;
@@ -240,43 +228,11 @@ struct W4A16Wgmma {
     }
   }
 
-  // What a warp holds of one 64-k block before it is decoded: a word a k16 step and a scale pair a group of 32.
-  struct Codes {
-    uint32_t words[kUnitBlocks][4];
-    uint32_t scales[kUnitBlocks][2];
-  };
-
-  template <int kSteps>
-  using Fragments = Fragment[kSteps][kUnitBlocks];
+  using Codes = UnitCodes<kUnitBlocks>;
   using Sums = float[kUnitBlocks][kBM / 2];
 
   __device__ __forceinline__ int first_unit() const { return kUnitBlocks == 2 ? warp % 4 : warp % 8; }
   __device__ __forceinline__ int panel_of_group() const { return kUnitBlocks == 2 ? warp / 4 : warp / 8; }
-
-  __device__ __forceinline__ void load(Codes& codes, uint32_t block) const {
-#pragma unroll
-    for (int m = 0; m < kUnitBlocks; ++m) {
-      const uint4 words = load_shared_128(block + m * 4 * 512);
-      codes.words[m][0] = words.x, codes.words[m][1] = words.y, codes.words[m][2] = words.z, codes.words[m][3] = words.w;
-      const uint2 scales = load_shared_64(block + scale_distance() + m * 2 * 128);
-      codes.scales[m][0] = scales.x, codes.scales[m][1] = scales.y;
-    }
-  }
-
-  // From a lane's codes to its scales within a block.
-  __device__ __forceinline__ uint32_t scale_distance() const {
-    const int unit = first_unit();
-    return kCodeBytes + unit / 2 * 128 + lane / 4 * 16 + unit % 2 * 8 - (unit * 512 + lane * 16);
-  }
-
-  template <int kSteps>
-  __device__ __forceinline__ static void decode(Fragments<kSteps>& fragments, const Codes& codes, int first_step) {
-#pragma unroll
-    for (int m = 0; m < kUnitBlocks; ++m)
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step)
-        Decode::decode(fragments[step][m], codes.words[m][first_step + step], Decode::scales(codes.scales[m][(first_step + step) / 2]));
-  }
 
   __device__ __forceinline__ void multiply(const W4A16WgmmaParams& p, Cursor& cursor, const Record& tile) {
     Sums sums = {};
@@ -302,14 +258,15 @@ struct W4A16Wgmma {
     constexpr int kSteps = kUnitBlocks * kWidth > 256 ? 1 : Config::kGroupSteps;
     constexpr int kRounds = 4 / kSteps;  // groups of a 64-k block
     static_assert(kRounds * kStageBlocks % 2 == 0, "a stage must leave the two fragment buffers as it found them");
-    Fragments<kSteps> fragments[2];
+    Fragment fragments[2][kSteps][kUnitBlocks];
     Codes codes;
-    const uint32_t blocks = shared_address(shared + kWeightAt) + panel_of_group() * kStageBlocks * kBlockBytes + first_unit() * 512 + lane * 16;
+    const int unit = first_unit();
+    const uint32_t blocks = shared_address(shared + kWeightAt) + panel_of_group() * kStageBlocks * kBlockBytes + Codes::offset(unit, lane);
     const uint32_t rows = wgmma_descriptor(shared_address(shared));
     const int stages = tile.stages;
     int last_stage = 0;
-    load(codes, blocks + cursor.stage * kWeightBytes);
-    decode<kSteps>(fragments[0], codes, 0);
+    codes.load(blocks + cursor.stage * kWeightBytes, unit, lane);
+    codes.template decode<kSteps>(fragments[0], 0);
 #pragma unroll 1
     for (int k = 0; k < stages; ++k) {
       const int stage = cursor.stage;
@@ -322,10 +279,10 @@ struct W4A16Wgmma {
           const int now = (block * kRounds + round) % 2;
           auto fetch = [&] {
             if (block + 1 < kStageBlocks) {
-              load(codes, blocks + stage * kWeightBytes + (block + 1) * kBlockBytes);
+              codes.load(blocks + stage * kWeightBytes + (block + 1) * kBlockBytes, unit, lane);
             } else if (k + 1 < stages) {
               wait(full(cursor.stage), cursor.phase);
-              load(codes, blocks + cursor.stage * kWeightBytes);
+              codes.load(blocks + cursor.stage * kWeightBytes, unit, lane);
             }
           };
           wgmma_fence();
@@ -338,7 +295,7 @@ struct W4A16Wgmma {
           if (kRounds == 1) fetch();
           wgmma_wait<1>();
           if (block == 0 && round == 0 && k > 0) release(last_stage);
-          decode<kSteps>(fragments[now ^ 1], codes, (round + 1) % kRounds * kSteps);
+          codes.template decode<kSteps>(fragments[now ^ 1], (round + 1) % kRounds * kSteps);
           if (kRounds > 1 && round == kRounds - 2) fetch();
         }
       }
