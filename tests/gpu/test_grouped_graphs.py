@@ -1,5 +1,7 @@
 """CUDA graphs of grouped calls: new counts in the same buffers, layouts made inside, several sites, cold calls that refuse cleanly."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -41,7 +43,7 @@ def fitting(case, work, router, generator):
 def test_replay_follows_counts_written_into_the_same_buffers(call, gpu, seed):
     case, schedule = call
     if case.layout == "blocks":
-        case = GroupedCase(**{**vars(case), "room": 12})
+        case = replace(case, room=12)
     work, generator = build(case, gpu, seed), generator_of(gpu, seed)
     work.x.copy_(torch.randn(work.x.shape, generator=generator, device=gpu))
     with forced(schedule):

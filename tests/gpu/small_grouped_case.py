@@ -1,0 +1,35 @@
+"""A few small grouped calls in a process of their own, for compute-sanitizer: every layout, both kernels, SwiGLU, padding, cut tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from chord_jit.schedules.schedule import Schedule
+from tests.gpu.compare import assert_right
+from tests.gpu.grouped_cases import MMA, PAIRS, GroupedCase
+from tests.gpu.grouped_workload import build, forced
+
+#: Three panels and some 50 token tiles: more tiles than SMs, so that the last waves are cut.
+CUTS = Schedule("w4a16_wgmma", 32, 128, 64, 2, split=2)
+CALLS = [
+    (GroupedCase(3, 384, 192, "offsets", 500, "equal"), CUTS),
+    (GroupedCase(3, 72, 352, "masked", 20, "ragged", **PAIRS), CUTS),
+    (GroupedCase(2, 512, 128, "masked", 40, "ragged"), Schedule("w4a16_wgmma", 32, 512, 128, 2)),
+    (GroupedCase(2, 128, 128, "blocks", 200, "ragged"), Schedule("w4a16_wgmma", 256, 128, 64, 2)),
+    (GroupedCase(3, 72, 96, "blocks", 20, "ragged", **PAIRS), MMA),
+    (GroupedCase(3, 128, 352, "offsets", 20, "ragged"), MMA),
+]
+
+
+def main(where: torch.device) -> None:
+    for case, schedule in CALLS:
+        work = build(case, where, 7)
+        work = replace(work, x=work.x.clone(), values=work.values.clone())  # no fences: the tool shall see each buffer's own end
+        with forced(schedule):
+            assert_right(work.call(), work)
+
+
+if __name__ == "__main__":
+    main(torch.device("cuda", 0))

@@ -1,0 +1,73 @@
+"""Programs in processes of their own: compute-sanitizer over small calls, and layouts that break their promises.
+
+Under the tool torch allocates without its cache, so that each buffer ends where it ends.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chord_jit import knobs, warm_up
+from tests.gpu import broken_case, small_case, small_grouped_case
+from tests.gpu.workload import problem_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SANITIZER = shutil.which("compute-sanitizer")
+#: Program and tool. Broken layouts make kernels write a row twice, which is no race to look for.
+RUNS = [
+    ("small_case", "memcheck"), ("small_case", "racecheck"), ("small_grouped_case", "memcheck"), ("small_grouped_case", "racecheck"),
+    ("broken_case", "memcheck"),
+]  # fmt: skip
+KERNELS = [*small_grouped_case.CALLS, *broken_case.CALLS]
+#: Seconds for a program: starting Python, torch and the tool takes most of it.
+MOST = 300
+
+
+@pytest.fixture(scope="module")
+def runs(gpu):
+    """All of them at once, by program and tool; broken layouts also without a tool."""
+    for case, overrides in small_case.CASES:
+        with knobs.scope(**overrides):
+            warm_up([problem_of(case, gpu)])
+    started = {}
+    for program, tool in [("broken_case", None), *(RUNS if SANITIZER else ())]:
+        environment, command = dict(os.environ), [sys.executable, "-m", f"tests.gpu.{program}"]
+        if tool:
+            environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+            command = [SANITIZER, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "99", *command]
+        started[program, tool] = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    yield started
+    for run in started.values():
+        run.kill()
+        run.wait()
+
+
+def output_of(run: subprocess.Popen) -> str:
+    """What the program printed; a failure that shows its end where it does not finish."""
+    try:
+        return run.communicate(timeout=MOST)[0]
+    except subprocess.TimeoutExpired:
+        run.kill()
+        pytest.fail(f"not finished after {MOST} s; its last lines:\n{run.communicate()[0][-2000:]}")
+
+
+def test_broken_layouts_write_nothing_outside_and_every_launch_ends(runs):
+    """A launch that never ends cannot be ended within this process; the last line names it."""
+    run = runs["broken_case", None]
+    output = output_of(run)
+    assert run.returncode == 0 and output.count("fine") >= 6 * len(broken_case.CALLS), f"exit status {run.returncode}:\n{output[-4000:]}"
+
+
+@pytest.mark.skipif(SANITIZER is None, reason="compute-sanitizer is not on PATH")
+@pytest.mark.parametrize("program, tool", RUNS)
+def test_sanitizer_finds_nothing(program, tool, runs):
+    output = output_of(runs[program, tool])
+    if "Device not supported" in output:
+        pytest.skip("compute-sanitizer cannot attach to this device")
+    assert runs[program, tool].returncode == 0, f"exit status {runs[program, tool].returncode}:\n{output[-4000:]}"
