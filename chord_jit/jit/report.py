@@ -11,7 +11,7 @@ _NUMBERS = {
     "stack_bytes": r"(\d+) bytes stack frame",
 }
 _SPILLS = re.compile(r"(\d+) bytes spill (?:stores|loads)")
-_WARNING = re.compile(r"^ptxas warning\s*: (.*)$|^.*\b(C75\d\d\b.*)$", re.MULTILINE)
+_WARNING = re.compile(r"^ptxas warning\s*: (.*)$|^.*?(\(C75\d\d\).*|Potential Performance Loss.*)$", re.MULTILINE)
 
 
 def facts(log: str, symbol: str) -> dict[str, object]:

@@ -1,9 +1,7 @@
-"""Every kernel, compiled for every target: no spills, no local memory, and the instructions that were meant."""
+"""Kernels of the indexed family and readers, for every target: no spills, no local memory, the instructions that were meant."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterable
 
 import pytest
@@ -12,10 +10,9 @@ from chord_jit import device
 from chord_jit.bench.reader import FORMS
 from chord_jit.families.indexed import FAMILY
 from chord_jit.jit import engine
-from chord_jit.jit.entry import Entry
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.jit.warmup import warm_up
-from tests.unit.kernels import sass
+from tests.unit.kernels.checks import MEANT, check, machine_code
 
 #: name, experts, N, K, problem flags: Kimi K2's projections by rank, and shapes that no tile divides.
 CASES = (
@@ -30,8 +27,6 @@ CASES = (
 #: Rows per expert: one token, the decode range, a full block and more.
 ROWS = (0.2, 3.3, 8.0, 30.0)
 TARGETS = ("sm_90a", "sm_100a", "sm_103a")
-#: What a weight-streaming mma.sync kernel is made of: the product, the bulk copies, the barriers that join both.
-MEANT = (r"HMMA\.16816\.F32\.BF16", "UBLKCP", "SYNCS")
 DEQUANTS = ("subnormal", "magic", "scaled")
 
 
@@ -64,30 +59,13 @@ def compiled(private_roots):
     warm_up(every_spec())
 
 
-def machine_code(entry: Entry, folder) -> tuple[Counter[str], dict[str, int]]:
-    path = folder / "kernel.cubin"
-    path.write_bytes(entry.cubin)
-    return sass.instructions(path), sass.local_bytes(path)
-
-
-def check(spec: KernelSpec, folder, expected: Iterable[str]) -> None:
-    entry = engine.build(spec)
-    facts = entry.facts
-    assert (facts["spill_bytes"], facts["stack_bytes"], facts["warnings"]) == (0, 0, []), f"{spec}: {facts}"
-    code, local = machine_code(entry, folder)
-    assert local == {spec.symbol: 0}, spec
-    assert not [name for name in code if name.startswith(("STL", "LDL"))], spec
-    for wanted in expected:
-        assert any(re.match(wanted, name) for name in code), f"{spec} has no {wanted}"
-
-
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
 @pytest.mark.parametrize("arch", TARGETS)
 def test_chosen_kernels(arch, case, tmp_path):
     specs = specs_of(arch, case)
     assert specs
     for spec in specs:
-        check(spec, tmp_path, MEANT)
+        check(spec, tmp_path, MEANT["w4a16_mma"])
 
 
 @pytest.mark.parametrize("dequant", DEQUANTS)
@@ -95,7 +73,7 @@ def test_chosen_kernels(arch, case, tmp_path):
 def test_every_dequantisation(arch, dequant, tmp_path):
     spec = with_dequant(specs_of(arch, CASES[0])[0], dequant)
     assert f"k{dequant.capitalize()}" in str(spec)
-    check(spec, tmp_path, MEANT)
+    check(spec, tmp_path, MEANT["w4a16_mma"])
 
 
 @pytest.mark.parametrize("form", FORMS, ids=[form.name for form in FORMS])
