@@ -23,7 +23,8 @@ MMA_NAMES = ("x", "weight", "out", "row_weights", "ticket", "layout", "segments"
 PARAMETERS = {"w4a16_wgmma": (WGMMA_NAMES, WGMMA_PARAMS), "w4a16_mma": (MMA_NAMES, MMA_PARAMS)}
 WHOLE, CUT = Schedule("w4a16_wgmma", 64, 128, 64, 4), Schedule("w4a16_wgmma", 64, 128, 64, 4, split=2)
 FEW, TWICE = Schedule("w4a16_mma", 16, 128, 512, 3), Schedule("w4a16_mma", 8, 128, 256, 3, ctas=2)
-every_schedule = pytest.mark.parametrize("schedule", (WHOLE, CUT, FEW, TWICE), ids=str)
+PAIR, SHARED = Schedule("w4a16_wgmma", 32, 256, 64, 4, split=2, ctas=2), Schedule("w4a16_wgmma", 64, 128, 64, 4, cn=2, split=2)
+every_schedule = pytest.mark.parametrize("schedule", (WHOLE, CUT, PAIR, FEW, TWICE), ids=str)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 SUMS, SLOT = 0x5000_0000, 0x7000
 
@@ -127,7 +128,7 @@ def test_the_grid_fills_the_gpu_once(rig, schedule, sms):
     sizes = (wgmma.shape if schedule.kernel == "w4a16_wgmma" else legality.mma_shape)(asked, schedule)
     assert (seen.grid, seen.block, seen.cluster) == ((sms * schedule.ctas, 1, 1), (sizes.threads, 1, 1), 0)
     assert seen.shared == sizes.shared_bytes == rig.loads[0][2]
-    wanted = [(0, STREAM, 64 * 128 * 4 * sms)] if schedule is CUT else []
+    wanted = [(0, STREAM, schedule.bm * schedule.bn * 4 * sms * schedule.ctas)] if schedule in (CUT, PAIR) else []
     assert rig.sums == wanted, "a tile of FP32 sums for each CTA, and only where tiles are cut"
 
 
@@ -139,7 +140,18 @@ def test_each_launch_uses_the_stream_and_the_slot_of_its_moment(rig, schedule):
         assert rig.run(bound, bf16(ROWS, 512))["ticket"] == SLOT + 0x100 * (stream - STREAM)
     streams = [STREAM, STREAM + 3, STREAM]
     assert [seen.stream for seen in rig.driver.launches] == streams and rig.slots == [(0, stream) for stream in streams]
-    assert [stream for _, stream, _ in rig.sums] == (streams if schedule is CUT else [])
+    assert [stream for _, stream, _ in rig.sums] == (streams if schedule in (CUT, PAIR) else [])
+
+
+@pytest.mark.parametrize("resident, clusters", [(100, 66), (66, 66), (41, 41)])
+def test_a_grid_of_clusters_is_resident_at_once(rig, resident, clusters):
+    rig.driver.clusters = resident
+    rig.run(prepare(problem(), SHARED, 0), bf16(ROWS, 512))
+    (seen,) = rig.driver.launches
+    assert (seen.grid, seen.cluster) == ((2 * clusters, 1, 1), 2)
+    assert rig.sums == [(0, STREAM, 64 * 128 * 4 * 2 * clusters)]
+    ((handle, asked),) = rig.driver.queries
+    assert (handle, asked.cluster, asked.shared, asked.block) == (seen.function, 2, seen.shared, seen.block)
 
 
 # -- what is remembered -------------------------------------------------------------------------------------------------

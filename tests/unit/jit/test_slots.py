@@ -127,10 +127,10 @@ def test_the_first_call_on_a_device_must_not_be_captured(torch):
 
 
 def test_a_slot_holds_its_ticket_and_the_joints_of_the_widest_launch(torch):
-    """Two bits for each cut and each of four warpgroups, in words of 16 joints, as ``chord::Joint`` finds them."""
+    """Two bits for each warpgroup of a launch, in words of 16 joints, as ``chord::Joint`` finds them."""
     slots.prepare(0)
     first, second = slots.address(0, 1), slots.address(0, 2)
-    last_word = (wgmma.MAX_CUT_CTAS * 4 - 1) // 16
+    last_word = (wgmma.MAX_JOINTS - 1) // 16
     assert slots.JOINTS_AT >= 4 and slots.JOINTS_AT % 4 == 0
     assert first + slots.JOINTS_AT + 4 * last_word + 4 <= second
     assert second - first == STRIDE and (STRIDE % 64, first % 4) == (0, 0)

@@ -34,12 +34,21 @@ BROKEN = {
     "CN": ({}, dict(cn=4), r"CM .*must be 1.*, got CM=1, CN=4"),
     "SPLIT below": ({}, dict(split=0), r"SPLIT must be 1 or 2 \(2 cuts the tiles of the last waves along K\), got 0"),
     "SPLIT above": ({}, dict(split=3), r"SPLIT must be 1 or 2 \(2 cuts the tiles of the last waves along K\), got 3"),
-    "joints": (dict(sms=173), dict(split=2), "SPLIT must be 1 on more than 172 SMs, got SPLIT=2 and 173 SMs"),
-    "CTAS": ({}, dict(ctas=2), "CTAS must be 1, got 2"),
+    "joints": (dict(sms=353), dict(split=2), "SPLIT must be 1 with more than 704 warpgroups, got SPLIT=2 and 706 warpgroups"),
+    "joints of two CTAs": (
+        dict(sms=177), dict(bm=16, bn=256, bk=64, split=2, ctas=2),
+        "SPLIT must be 1 with more than 704 warpgroups, got SPLIT=2 and 708 warpgroups",
+    ),
+    "CTAS": ({}, dict(ctas=2), r"CTAS must be 1, or 2 at BN=256 and BM up to 32 \(registers\), got 2"),
+    "CTAS of a tall tile": ({}, dict(bm=48, bn=256, ctas=2), r"CTAS must be 1, or 2 at BN=256 and BM up to 32 \(registers\), got 2"),
+    "CTAS above": ({}, dict(bm=32, bn=256, ctas=3), r"CTAS must be 1, or 2 at BN=256 and BM up to 32 \(registers\), got 3"),
     "blocks": (dict(layout="blocks"), dict(bm=48, bn=256), "BM must divide the blocks of 128 rows or be two of them, got 48"),
     "uneven panels": (dict(n=384), dict(bn=256), "BN .*must divide the padded output width, got BN=256.* and 384 rows"),
     "uneven K": (dict(k=192), {}, "BK must divide the padded K, got BK=128 and K=192"),
-    "shared memory": ({}, dict(bm=256, bk=256), r"shared memory must fit an SM, got \d+ of 232448 bytes"),
+    "shared memory": ({}, dict(bm=256, bk=256), r"shared memory must fit 1 CTA\(s\) an SM, got \d+ of 232448 bytes"),
+    "shared memory of two": (
+        {}, dict(bm=32, bn=256, bk=256, stages=3, ctas=2), r"shared memory must fit 2 CTA\(s\) an SM, got \d+ of 115712 bytes",
+    ),
 }
 
 
@@ -67,7 +76,8 @@ def test_all_broken_rules_are_named_at_once():
 
 
 @pytest.mark.parametrize("changes, fields", [
-    (dict(sms=wgmma.MAX_CUT_CTAS), dict(split=2)), (dict(sms=500), {}), ({}, dict(bk=64, stages=16)), ({}, dict(stages=2)),
+    (dict(sms=352), dict(split=2)), (dict(sms=176), dict(bm=32, bn=256, bk=64, split=2, ctas=2)), (dict(sms=500), {}),
+    ({}, dict(bk=64, stages=16)), ({}, dict(stages=2)),
     (dict(n=8, k=32), dict(bk=64)), (dict(k=160), dict(bk=64)), (dict(layout="blocks"), dict(bm=256, bk=64, stages=2)),
     (dict(layout="masked"), dict(bm=48, bn=256)),
 ], ids=str)
@@ -75,8 +85,9 @@ def test_the_edge_of_a_rule_is_legal(changes, fields):
     assert check(changes, fields) == []
 
 
-def test_the_joints_of_the_most_ctas_fit_a_slot():
-    assert wgmma.MAX_CUT_CTAS * 4 * 2 <= (slots._STRIDE - slots.JOINTS_AT) * 8 and max(SM_COUNTS) <= wgmma.MAX_CUT_CTAS
+def test_the_joints_of_a_launch_fit_a_slot():
+    """Two bits each, in whole words; four warpgroups on every SM that there is."""
+    assert -(-wgmma.MAX_JOINTS * 2 // 32) * 4 <= slots._STRIDE - slots.JOINTS_AT and max(SM_COUNTS) * 4 <= wgmma.MAX_JOINTS
 
 
 # -- sizes --------------------------------------------------------------------------------------------------------------
@@ -114,20 +125,24 @@ def test_a_tile_is_shared_out_among_warpgroups(text, consumers, owned):
     assert sizes.consumers * owned * 64 == named(text).bn == sizes.panels * 128
 
 
-@pytest.mark.parametrize("fields", [{}, dict(bm=128, bn=256, stages=3), dict(bm=16, bn=512, stages=3)], ids=str)
-def test_shared_memory_fits_to_the_byte(fields):
+@pytest.mark.parametrize("fields", [
+    {}, dict(bm=128, bn=256, stages=3), dict(bm=16, bn=512, stages=3), dict(bm=32, bn=256, bk=64, ctas=2),
+], ids=str)
+@pytest.mark.parametrize("per_sm", [False, True])
+def test_shared_memory_fits_to_the_byte(fields, per_sm):
     """Where the staging of all blocks does not fit, they are staged one by one; below that the schedule is refused."""
     chosen, base = replace(wgmma_schedule(), **fields), grouped()
 
-    def on(shared_bytes: int):
-        return replace(base, facts=replace(H200, shared_bytes=shared_bytes))
+    def on(most: int):
+        limits = dict(shared_bytes=FAR, shared_per_sm=chosen.ctas * (most + 1024)) if per_sm else dict(shared_bytes=most, shared_per_sm=FAR)
+        return replace(base, facts=replace(H200, **limits))
 
     whole = wgmma.shape(on(FAR), chosen)
     tight = wgmma.shape(on(whole.shared_bytes - 1), chosen)
     assert tight.staged == 1 and (tight.shared_bytes < whole.shared_bytes) == (whole.staged == 2)
     assert violations(on(tight.shared_bytes), chosen) == []
     (message,) = violations(on(tight.shared_bytes - 1), chosen)
-    assert message == f"shared memory must fit an SM, got {tight.shared_bytes} of {tight.shared_bytes - 1} bytes"
+    assert message == f"shared memory must fit {chosen.ctas} CTA(s) an SM, got {tight.shared_bytes} of {tight.shared_bytes - 1} bytes"
 
 
 @pytest.mark.parametrize("n, interleaved, rows", [(8, False, 128), (128, False, 128), (136, False, 256), (8, True, 128), (136, True, 256)])
@@ -148,7 +163,7 @@ def check_sizes(asked, one: Schedule) -> None:
     assert owned * one.bm <= 320, "the sums of a thread must leave registers for fragments"
     assert one.bm % sizes.box_rows == 0 and sizes.box_rows % 8 == 0 and sizes.box_rows <= 256
     assert 4 % sizes.group_steps == 0 and 4 // sizes.group_steps * sizes.stage_blocks % 2 == 0
-    assert sizes.staged in (1, owned) and sizes.shared_bytes <= asked.facts.shared_bytes
+    assert sizes.staged in (1, owned) and sizes.shared_bytes <= wgmma.shared_limit(asked, one)
     assert sizes.sums_bytes == one.bm * one.bn * 4 and sizes.tile_stages * sizes.stage_blocks == sizes.k_blocks
     assert asked.layout != "blocks" or 128 % one.bm == 0 or one.bm == 256
 
