@@ -11,8 +11,8 @@ import math
 from functools import lru_cache
 
 from chord_jit.formats.w4a16_layout import BLOCK_BYTES
-from chord_jit.schedules.legality import W4A16Problem, mma_shape
 from chord_jit.schedules import wgmma
+from chord_jit.schedules.legality import W4A16Problem, mma_shape
 from chord_jit.schedules.schedule import Schedule
 
 _MEMORY_BYTES_PER_US = 4.2e6

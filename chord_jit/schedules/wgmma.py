@@ -63,8 +63,8 @@ def shape(problem: object, schedule: Schedule) -> WgmmaShape:
 
     staged = owned if shared(owned) <= shared_limit(problem, schedule) else 1
     return WgmmaShape(
-        panels, stage_blocks, consumers, _widths(bm, owned), _group_steps(bm, schedule.ctas), staged, math.gcd(bm, 64), (consumers + 1) * 128,
-        row_panels, k_blocks, k_blocks // max(stage_blocks, 1), shared(staged), bm * schedule.bn * 4,
+        panels, stage_blocks, consumers, _widths(bm, owned), _group_steps(bm, schedule.ctas), staged, math.gcd(bm, 64),
+        (consumers + 1) * 128, row_panels, k_blocks, k_blocks // max(stage_blocks, 1), shared(staged), bm * schedule.bn * 4,
     )  # fmt: skip
 
 
