@@ -9,7 +9,7 @@ import chord_jit
 from chord_jit.schedules.schedule import Schedule
 from tests.gpu.compare import assert_close, assert_right
 from tests.gpu.counts import rows_for
-from tests.gpu.grouped_cases import CASES, CUT, MIXED, MMA, MORE, PAIRS, QUICK, TALL, GroupedCase
+from tests.gpu.grouped_cases import CASES, CUT, MIXED, MMA, MORE, PAIRS, QUICK, TALL, GroupedCase, shaped
 from tests.gpu.grouped_workload import LAYOUTS, build, forced, work_of
 from tests.gpu.tensors import bits, generator_of
 
@@ -19,7 +19,7 @@ EVERY = dict(
 )  # fmt: skip
 
 #: 0 to 200 rows of an expert at once.
-RISING = [GroupedCase(201, 128, 192, layout, 100) for layout in LAYOUTS]
+RISING = [shaped(layout, 201, 100) for layout in LAYOUTS]
 RISING_BY = [(case, how) for case in RISING for how in (None, MMA)] + [(RISING[1], CUT), (RISING[2], TALL)]
 
 #: Narrower than a tile and shorter than a stage, with cut tiles where the schedule cuts; 36 columns a side leave 8-byte stores.
@@ -88,15 +88,15 @@ def test_every_length_of_the_last_waves(call, gpu, seed):
 
 @pytest.mark.quick
 def test_masked_takes_three_dimensions(gpu, seed):
-    work = build(GroupedCase(8, 384, 192, "masked", 40, "ragged"), gpu, seed)
-    flat, solid = work.fenced_call(), torch.zeros(len(work.x), 384, dtype=torch.bfloat16, device=gpu)
-    assert chord_jit.masked(work.x.view(8, -1, 192), work.weight, work.values, 40, out=solid) is solid
+    work = build(shaped("masked", 8), gpu, seed)
+    flat, solid = work.fenced_call(), torch.zeros(len(work.x), 1024, dtype=torch.bfloat16, device=gpu)
+    assert chord_jit.masked(work.x.view(8, -1, 768), work.weight, work.values, 64, out=solid) is solid
     assert torch.equal(bits(solid)[work.owned], bits(flat)[work.owned]) and not solid[~work.owned].any()
 
 
 @pytest.mark.parametrize("layout", ["offsets", "blocks"])
 def test_contiguous_without_a_hint_expects_the_mean(layout, gpu, seed):
-    work = build(GroupedCase(8, 384, 192, layout, 96, "ragged"), gpu, seed)
+    work = build(shaped(layout, 8, 64, "equal", room=0), gpu, seed)
     out = work.fenced_call(expected_rows=None)
     assert_right(out, replace(work, hint=len(work.x) / 8))
 

@@ -11,17 +11,17 @@ from chord_jit.errors import InputError
 from chord_jit.routing.grouped import blocks_of, offsets_of
 from tests.gpu.compare import assert_right
 from tests.gpu.counts import draw
-from tests.gpu.grouped_cases import CUT, MMA, PAIRS, TALL, GroupedCase
+from tests.gpu.grouped_cases import CUT, MIXED, MMA, PAIRS, TALL, GroupedCase, shaped
 from tests.gpu.grouped_workload import LAYOUTS, NAMES, GroupedWork, build, forced
 from tests.gpu.tensors import POISON, bits, fenced, fenced_out, generator_of, weight_of
 
-CASES = {layout: GroupedCase(8, 384, 192, layout, 150, "ragged", room=7) for layout in LAYOUTS}
+CASES = {layout: shaped(layout, room=7) for layout in LAYOUTS}
 #: Every layout by both kernels.
 WAYS = [(CASES[layout], how) for layout in LAYOUTS for how in (CUT, MMA)] + [(CASES["blocks"], TALL)]
-BESIDE_NAN = [(GroupedCase(3, n, k, "masked", 40, "ragged"), how) for n, k in ((72, 96), (768, 1344)) for how in (CUT, MMA)]
-GATE_UP = {layout: GroupedCase(8, 768, 256, layout, 60, "ragged", **PAIRS) for layout in LAYOUTS}
-DOWN = {layout: GroupedCase(8, 256, 384, layout, 60, "ragged") for layout in LAYOUTS}
-KERNELS = [(case, None) for case in (*CASES.values(), *GATE_UP.values(), *DOWN.values())]
+NARROW = GroupedCase(3, 72, 96, "masked", 40, "ragged")
+BESIDE_NAN = [(replace(NARROW, **MIXED), CUT), (replace(NARROW, **PAIRS), MMA), (shaped("masked", 3), CUT), (shaped("masked", 3), MMA)]
+GATE_UP, DOWN = GroupedCase(8, 768, 256, "masked", 60, "ragged", **PAIRS), GroupedCase(8, 256, 384, "masked", 60, "ragged")
+KERNELS = [(case, None) for case in (*CASES.values(), GATE_UP, DOWN)]
 
 
 def named(calls):
@@ -33,7 +33,7 @@ def named(calls):
 def test_result_is_allocated_where_none_is_given(layout, gpu, seed):
     work = build(CASES[layout], gpu, seed)
     out, given = work.call(), work.fenced_call()
-    assert (out.dtype, out.shape, out.device) == (torch.bfloat16, (len(work.x), 384), gpu)
+    assert (out.dtype, out.shape, out.device) == (torch.bfloat16, (len(work.x), 1024), gpu)
     assert torch.equal(bits(out)[work.owned], bits(given)[work.owned])
 
 
@@ -88,17 +88,16 @@ def test_neighbour_experts_are_never_touched(call, gpu, seed):
     data = work.weight.data
     wide = torch.full((case.experts + 2, *data.shape[1:]), 255, dtype=torch.uint8, device=gpu)
     wide[1:-1] = data
-    inside = PackedW4A16(wide[1:-1], case.n, case.k, case.experts, False)
+    inside = PackedW4A16(wide[1:-1], case.n, case.k, case.experts, case.interleaved)
     with forced(schedule):
         assert torch.equal(bits(replace(work, weight=inside).fenced_call()), bits(work.fenced_call()))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_down_takes_the_layout_of_gate_up(layout, gpu, seed):
+def test_down_takes_the_layout_of_gate_up(gpu, seed):
     """Two projections over one layout; the middle values of nobody's rows are the poison that gate/up did not write."""
-    gate_up = build(GATE_UP[layout], gpu, seed)
+    gate_up = build(GATE_UP, gpu, seed)
     middle = gate_up.fenced_call()
-    down = GroupedWork(fenced(middle), weight_of(8, 256, 384, False, gpu), layout, gate_up.values, 60)
+    down = GroupedWork(fenced(middle), weight_of(8, 256, 384, False, gpu), "masked", gate_up.values, 60)
     assert_right(middle, gate_up)
     assert_right(down.fenced_call(), down)
 
@@ -147,9 +146,9 @@ BROKEN = [
 
 @pytest.mark.parametrize("layout, rule, spoil", BROKEN, ids=[f"{layout}-{rule}-{at}" for at, (layout, rule, _) in enumerate(BROKEN)])
 def test_checked_mode_refuses_before_a_launch(layout, rule, spoil, gpu, no_launch):
-    weight, values = weight_of(EXPERTS, 384, 192, False, gpu), good(layout, gpu)
-    buffer, out = fenced_out(ROWS, 384, gpu)
-    work = GroupedWork(torch.zeros(ROWS, 192, dtype=torch.bfloat16, device=gpu), weight, layout, values, 100)
+    weight, values = weight_of(EXPERTS, 1024, 768, False, gpu), good(layout, gpu)
+    buffer, out = fenced_out(ROWS, 1024, gpu)
+    work = GroupedWork(torch.zeros(ROWS, 768, dtype=torch.bfloat16, device=gpu), weight, layout, values, 64)
     spoil(values)
     with pytest.raises(InputError, match=rule) as caught:
         work.call(out=out, checked=True)
@@ -159,8 +158,8 @@ def test_checked_mode_refuses_before_a_launch(layout, rule, spoil, gpu, no_launc
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_checked_mode_accepts_what_it_is_spoilt_from(layout, gpu):
-    weight, x = weight_of(EXPERTS, 384, 192, False, gpu), torch.randn(ROWS, 192, device=gpu).bfloat16()
-    work = GroupedWork(fenced(x), weight, layout, good(layout, gpu), 100)
+    weight, x = weight_of(EXPERTS, 1024, 768, False, gpu), torch.randn(ROWS, 768, device=gpu).bfloat16()
+    work = GroupedWork(fenced(x), weight, layout, good(layout, gpu), 64)
     assert_right(work.fenced_call(checked=True), work)
 
 

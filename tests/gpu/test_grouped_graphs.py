@@ -1,7 +1,5 @@
 """CUDA graphs of grouped calls: new counts in the same buffers, layouts made inside, several sites, cold calls that refuse cleanly."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,13 +9,13 @@ from chord_jit.errors import CaptureError
 from chord_jit.routing.grouped import blocks_of, offsets_of
 from tests.gpu.compare import assert_right
 from tests.gpu.counts import draw
-from tests.gpu.grouped_cases import CUT, MMA, PAIRS, TALL, GroupedCase
+from tests.gpu.grouped_cases import CUT, MMA, PAIRS, TALL, GroupedCase, shaped
 from tests.gpu.grouped_workload import LAYOUTS, build, forced
 from tests.gpu.launches import capture
 from tests.gpu.tensors import POISON, bits, generator_of
 
-#: Room for all rows on one expert; 12 output tiles a token tile, so that most counts leave waves to cut.
-CASES = {layout: GroupedCase(8, 1536, 384, layout, 70, "one", room=5) for layout in LAYOUTS}
+#: Room for all rows on one expert.
+CASES = {layout: shaped(layout, draw="one", room=12 if layout == "blocks" else 5) for layout in LAYOUTS}
 EP8 = GroupedCase(48, 4096, 7168, "masked", 32, "equal", **PAIRS)
 REPLAYED = [(CASES[layout], how) for layout in LAYOUTS for how in (CUT, MMA)] + [(CASES["blocks"], TALL), (EP8, None)]
 KERNELS = [(case, how) for case in CASES.values() for how in (None, CUT)]
@@ -42,8 +40,6 @@ def fitting(case, work, router, generator):
 @pytest.mark.parametrize("call", named(REPLAYED))
 def test_replay_follows_counts_written_into_the_same_buffers(call, gpu, seed):
     case, schedule = call
-    if case.layout == "blocks":
-        case = replace(case, room=12)
     work, generator = build(case, gpu, seed), generator_of(gpu, seed)
     work.x.copy_(torch.randn(work.x.shape, generator=generator, device=gpu))
     with forced(schedule):
@@ -63,9 +59,9 @@ def test_the_layout_is_computed_in_the_graph(layout, gpu, seed):
     """From counts on the device to the result in one graph; nothing in it may wait for the device."""
     case = CASES[layout]
     work, generator = build(case, gpu, seed), generator_of(gpu, seed)
-    rows = 16 * 128  # 8 experts of at most 140 rows, or one of 560
+    rows = 2 * 16 * 128  # 16 experts of at most 140 rows, or one of 1120
     x = torch.randn(rows, case.k, generator=generator, device=gpu).bfloat16()
-    counts, out = torch.zeros(8, dtype=torch.int64, device=gpu), torch.empty(rows, case.n, dtype=torch.bfloat16, device=gpu)
+    counts, out = torch.zeros(16, dtype=torch.int64, device=gpu), torch.empty(rows, case.n, dtype=torch.bfloat16, device=gpu)
 
     def step(**options):
         made = dict(offsets=offsets_of(counts)) if layout == "offsets" else dict(m_indices=blocks_of(counts, rows))
@@ -74,7 +70,7 @@ def test_the_layout_is_computed_in_the_graph(layout, gpu, seed):
     with forced(CUT):
         graph = capture(step)
         for router in ("ragged", "none", "one", "alternate"):
-            counts.copy_(draw(router, 8, 70, generator))
+            counts.copy_(draw(router, 16, 70, generator))
             bits(out).fill_(POISON)
             step(checked=True)
             eager = out.clone()

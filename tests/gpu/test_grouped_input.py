@@ -8,11 +8,13 @@ import torch
 import chord_jit
 from chord_jit import counters, knobs
 from chord_jit.errors import ChordError, InputError, InputTypeError, OverrideError
-from tests.gpu.grouped_cases import GroupedCase
+from chord_jit.families import grouped_launch
+from chord_jit.jit.launch import Launch
+from tests.gpu.grouped_cases import shaped
 from tests.gpu.grouped_workload import LAYOUTS, NAMES, build
 from tests.gpu.tensors import POISON, bits, fenced_out, moved, strided, weight_of
 
-CASES = {layout: GroupedCase(4, 384, 192, layout, 60, "equal", room=4) for layout in LAYOUTS}
+CASES = {layout: shaped(layout, 4, 60, "equal", room=4) for layout in LAYOUTS}
 KERNELS = [(case, None) for case in CASES.values()]
 
 
@@ -33,11 +35,11 @@ def like_out(call, dtype=torch.bfloat16, rows=0, columns=0):
 ANY = {
     "x float16": (InputTypeError, lambda call: dict(x=call["x"].half())),
     "x float32": (InputTypeError, lambda call: dict(x=call["x"].float())),
-    "x a list": (InputTypeError, lambda call: dict(x=[[1.0] * 192])),
+    "x a list": (InputTypeError, lambda call: dict(x=[[1.0] * 768])),
     "x on the CPU": (InputError, lambda call: dict(x=call["x"].cpu())),
     "x 1-D": (ChordError, lambda call: dict(x=call["x"].view(-1))),
-    "x 4-D": (ChordError, lambda call: dict(x=call["x"].view(1, 1, -1, 192))),
-    "x too narrow": (InputError, lambda call: dict(x=call["x"][:, :160].contiguous())),
+    "x 4-D": (ChordError, lambda call: dict(x=call["x"].view(1, 1, -1, 768))),
+    "x too narrow": (InputError, lambda call: dict(x=call["x"][:, :640].contiguous())),
     "x too wide": (InputError, lambda call: dict(x=torch.cat((call["x"], call["x"]), 1))),
     "x with rows apart": (InputError, lambda call: dict(x=strided(call["x"]))),
     "x transposed": (InputError, lambda call: dict(x=call["x"].T.contiguous().T)),
@@ -53,7 +55,7 @@ ANY = {
     "out on the CPU": (InputError, lambda call: dict(out=call["out"].cpu())),
     "out too short": (InputError, lambda call: dict(out=like_out(call, rows=-1))),
     "out too long": (InputError, lambda call: dict(out=like_out(call, rows=1))),
-    "out too narrow": (InputError, lambda call: dict(out=like_out(call, columns=-192))),
+    "out too narrow": (InputError, lambda call: dict(out=like_out(call, columns=-512))),
     "out 3-D": (InputError, lambda call: dict(out=like_out(call).unsqueeze(0))),
     "out with rows apart": (InputError, lambda call: dict(out=strided(like_out(call)))),
     "out off alignment": (InputError, lambda call: dict(out=moved(like_out(call)))),
@@ -96,8 +98,8 @@ OWN = {
         "expected_m 0": (InputError, lambda call: dict(expected_m=0)),
         "expected_m a float": (InputTypeError, lambda call: dict(expected_m=8.0)),
         "x of uneven rows": (InputError, lambda call: dict(x=call["x"][:-1])),
-        "x of other slices": (InputError, lambda call: dict(x=call["x"].view(2, -1, 192))),
-        "weight of other experts": (InputError, lambda call: dict(weight=weight_of(8, 384, 192, False, call["x"].device))),
+        "x of other slices": (InputError, lambda call: dict(x=call["x"].view(2, -1, 768))),
+        "weight of other experts": (InputError, lambda call: dict(weight=weight_of(8, 1024, 768, False, call["x"].device))),
     },
     "offsets": {
         **of_layout("offsets"), **hints("expected_rows"),
@@ -105,7 +107,7 @@ OWN = {
         "both layouts": (ChordError, lambda call: dict(m_indices=torch.zeros(len(call["x"]), dtype=torch.int32, device=call["x"].device))),
         "neither layout": (ChordError, lambda call: dict(offsets=None)),
         "x 3-D": (ChordError, lambda call: dict(x=call["x"].unsqueeze(0))),
-        "weight of other experts": (InputError, lambda call: dict(weight=weight_of(8, 384, 192, False, call["x"].device))),
+        "weight of other experts": (InputError, lambda call: dict(weight=weight_of(8, 1024, 768, False, call["x"].device))),
     },
     "blocks": {
         **of_layout("blocks"), **hints("expected_rows"),
@@ -119,8 +121,8 @@ def good(layout, gpu, seed):
     work = build(CASES[layout], gpu, seed)
     assert bool(work.fenced_call()[work.owned].isfinite().all())  # what the bad calls are changes of
     hint = "expected_m" if layout == "masked" else "expected_rows"
-    _, out = fenced_out(len(work.x), 384, gpu)
-    return {"x": work.x, "weight": work.weight, NAMES[layout]: work.values, hint: 60, "out": out}
+    _, out = fenced_out(len(work.x), 1024, gpu)
+    return {"x": work.x, "weight": work.weight, NAMES[layout]: work.values, hint: 64, "out": out}
 
 
 def ask(layout, call):
@@ -133,7 +135,7 @@ def test_bad_input_is_refused_before_a_launch(layout, name, gpu, seed, monkeypat
     error, change = {**ANY, **OWN[layout]}[name]
     call = good(layout, gpu, seed)
     before = counters()
-    monkeypatch.setattr("chord_jit.jit.launch.Launch.__call__", lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr(Launch, "__call__", lambda *_: pytest.fail("launched"))
     with pytest.raises(error) as caught:
         ask(layout, {**call, **change(call)})
     assert caught.value.asked and caught.value.rule and caught.value.values and caught.value.remedy
@@ -156,18 +158,41 @@ ILLEGAL = [
     (dict(CHORD_W4A16_BK="100"), "BK must"),
     (dict(CHORD_W4A16_STAGES="1"), "STAGES must"),
     (dict(CHORD_W4A16_BM="256", CHORD_W4A16_BN="128", CHORD_W4A16_BK="64", CHORD_W4A16_STAGES="16"), "shared memory"),
-    (dict(CHORD_W4A16_SPLIT="3"), "SPLIT must"),
+    (dict(CHORD_W4A16_SPLIT="9"), "SPLIT must"),
     (dict(CHORD_W4A16_CTAS="9"), "CTAS must"),
-    (dict(CHORD_W4A16_CN="2"), "CM and CN"),
+    (dict(CHORD_W4A16_CM="2"), "CM (and CN )?must"),
 ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("overrides, rule", ILLEGAL, ids=[" ".join(overrides) for overrides, _ in ILLEGAL])
-def test_an_illegal_override_names_itself_and_launches_nothing(overrides, rule, layout, gpu, seed):
+def test_an_illegal_override_names_itself_and_launches_nothing(overrides, rule, layout, gpu, seed, monkeypatch):
     call = good(layout, gpu, seed)
     before = counters()
+    monkeypatch.setattr(Launch, "__call__", lambda *_: pytest.fail("launched"))
     with knobs.scope(**overrides), pytest.raises(OverrideError, match=rule) as caught:
         ask(layout, call)
     assert set(overrides) <= set(caught.value.values)
     assert counters() == before and bool((bits(call["out"]) == POISON).all())
+
+
+def test_a_split_of_the_kernel_of_few_rows_is_refused_or_launched_as_clusters(gpu, seed, monkeypatch):
+    """Its CTAs exchange parts through each other's shared memory; without a cluster they would wait for ever, so nothing is run."""
+    call, shapes = good("masked", gpu, seed), []
+
+    class Seen(Launch):
+        def __init__(self, handle, grid, block, cluster, *rest):
+            super().__init__(handle, grid, block, cluster, *rest)
+            shapes.append((grid, cluster))
+
+        def __call__(self, *values):
+            pass
+
+    monkeypatch.setattr(grouped_launch, "Launch", Seen)
+    with knobs.scope(CHORD_W4A16_BM="8", CHORD_W4A16_SPLIT="2"):
+        try:
+            ask("masked", call)
+        except OverrideError as error:
+            assert "SPLIT" in str(error)
+            return
+    assert [cluster for _, cluster in shapes] == [2], f"split over 2 CTAs, launched with (grid, cluster) {shapes}"

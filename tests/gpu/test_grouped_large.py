@@ -11,7 +11,7 @@ from tests.gpu.tensors import POISON, bits, fenced, generator_of, integer_weight
 ALL_EXPERTS = GroupedCase(384, 4096, 7168, "masked", 8)
 FAR_MASKED, FAR_BLOCKS = (GroupedCase(3, 7168, 7168, layout, 64) for layout in ("masked", "blocks"))
 LONG = GroupedCase(3, 128, 64, "offsets", 4096)
-FAR = [(case, how) for case in (FAR_MASKED, FAR_BLOCKS) for how in (CUT, MMA)]
+FAR = [(FAR_MASKED, CUT), (FAR_BLOCKS, MMA)]
 KERNELS = [(ALL_EXPERTS, None), (LONG, WHOLE)]
 
 

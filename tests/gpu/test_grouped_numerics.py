@@ -7,14 +7,12 @@ import torch
 
 from chord_jit import pack_w4a16
 from tests.gpu.compare import BOUNDS, assert_right
-from tests.gpu.grouped_cases import CUT, PAIRS, GroupedCase
+from tests.gpu.grouped_cases import CUT, PAIRS, shaped
 from tests.gpu.grouped_workload import GroupedWork, build, forced
 from tests.gpu.tensors import bits, fenced
 
-PLAIN = GroupedCase(24, 768, 1344, "offsets", 60, "ragged")
-SWIGLU = GroupedCase(24, 768, 1344, "masked", 60, "ragged", **PAIRS)
-CODES = GroupedCase(2, 128, 256, "masked", 3)
-KERNELS = [(PLAIN, CUT), (SWIGLU, CUT), (CODES, CUT)]
+PLAIN, SWIGLU = shaped("offsets"), shaped("masked", **PAIRS)
+KERNELS = [(PLAIN, CUT), (SWIGLU, CUT), (shaped("masked"), CUT)]
 
 
 @pytest.mark.parametrize("power", [-50, -30, -10, 10, 30, 50])
@@ -44,7 +42,7 @@ def test_non_finite_activations_stay_in_their_row(bad, case, gpu, seed):
     rows = owned[[0, len(owned) // 2, -1]]
     with forced(CUT):
         clean = work.fenced_call()
-        work.x[rows, torch.tensor([0, 700, 1343], device=gpu)] = bad
+        work.x[rows, torch.tensor([0, 400, 767], device=gpu)] = bad
         spoilt = work.fenced_call()
     others = torch.ones(len(work.x), dtype=torch.bool, device=gpu)
     others[rows] = False
@@ -56,10 +54,10 @@ def test_non_finite_activations_stay_in_their_row(bad, case, gpu, seed):
 @pytest.mark.parametrize("code", [0, 8, 15])
 def test_weights_of_one_code(code, gpu):
     """Zero weights give zeros, and the two ends of the code's range, where the zero point shows, the right values."""
-    codes = torch.full((2, 128, 256), code, dtype=torch.uint8, device=gpu)
-    weight = pack_w4a16(codes, (torch.rand(2, 128, 8, device=gpu) + 0.5).bfloat16())
+    codes = torch.full((2, 1024, 768), code, dtype=torch.uint8, device=gpu)
+    weight = pack_w4a16(codes, (torch.rand(2, 1024, 24, device=gpu) + 0.5).bfloat16())
     counts = torch.tensor([2, 3], dtype=torch.int32, device=gpu)
-    work = GroupedWork(fenced(torch.randn(6, 256, device=gpu).bfloat16()), weight, "masked", counts, 3)
+    work = GroupedWork(fenced(torch.randn(6, 768, device=gpu).bfloat16()), weight, "masked", counts, 3)
     with forced(CUT):
         out = work.fenced_call()
         if code == 8:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.gpu import grouped_workload, workload
 from tests.gpu.cases import Case
-from tests.gpu.grouped_cases import CUT, MMA, PAIRS, TALL, WIDE, GroupedCase
+from tests.gpu.grouped_cases import CUT, MMA, PAIRS, TALL, WIDE, GroupedCase, shaped
 from tests.gpu.grouped_workload import build, forced
 from tests.gpu.launches import (
     assert_same_bits,
@@ -14,7 +14,7 @@ from tests.gpu.launches import (
     side_work,
 )
 
-SMALL = {layout: GroupedCase(8, 1536, 384, layout, 70, "ragged") for layout in ("masked", "offsets", "blocks")}
+SMALL = {layout: shaped(layout) for layout in ("masked", "offsets", "blocks")}
 GATE_UP = GroupedCase(48, 4096, 7168, "masked", 32, "ragged", **PAIRS)
 DOWN = GroupedCase(48, 7168, 2048, "masked", 64, "ragged", room=0)
 
@@ -28,10 +28,10 @@ TOGETHER = {
 
 REPEATED = [
     (1000, GATE_UP, None),
-    (1000, GroupedCase(8, 1536, 384, "offsets", 200, "ragged"), CUT),
-    (1000, GroupedCase(48, 1024, 768, "masked", 40, "ragged"), WIDE),
-    (1000, GroupedCase(8, 1536, 384, "blocks", 400, "ragged"), TALL),
-    (200, GroupedCase(48, 1024, 768, "masked", 12, "ragged"), MMA),
+    (1000, shaped("offsets", 8, 200), CUT),
+    (1000, shaped("masked", 48, 40), WIDE),
+    (1000, shaped("blocks", 16, 350), TALL),
+    (200, shaped("masked", 48, 12), MMA),
 ]
 KERNELS = [(case, how if isinstance(case, GroupedCase) else None) for *cases, how in TOGETHER.values() for case in cases]
 KERNELS += [(case, how) for _, case, how in REPEATED]

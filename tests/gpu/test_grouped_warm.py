@@ -10,11 +10,11 @@ import chord_jit
 from chord_jit import counters
 from tests.gpu.compare import assert_right
 from tests.gpu.counts import draw
-from tests.gpu.grouped_cases import CUT, MMA, PAIRS, GroupedCase
+from tests.gpu.grouped_cases import CUT, MMA, PAIRS, GroupedCase, shaped
 from tests.gpu.grouped_workload import LAYOUTS, build, forced, problem_of
 from tests.gpu.tensors import bits, generator_of
 
-SMALL = {layout: GroupedCase(8, 384, 192, layout, 40, "ragged") for layout in LAYOUTS}
+SMALL = {layout: shaped(layout, 8, 40) for layout in LAYOUTS}
 CALLS = [(SMALL[layout], how) for layout in LAYOUTS for how in (None, CUT)] + [
     (SMALL["masked"], MMA), (GroupedCase(48, 4096, 7168, "masked", 32, "ragged", **PAIRS), None),
 ]  # fmt: skip
@@ -53,7 +53,7 @@ def test_a_call_without_out_allocates_the_result_and_nothing_else(layout, gpu, s
     before = torch.cuda.memory_stats(gpu)["allocation.all.allocated"]
     out = work.call()
     assert torch.cuda.memory_stats(gpu)["allocation.all.allocated"] == before + 1
-    assert out.shape == (len(work.x), 384)
+    assert out.shape == (len(work.x), 1024)
 
 
 @pytest.mark.parametrize("call", named(CALLS[:-1]))
@@ -77,7 +77,7 @@ def test_host_time_of_a_warm_call(call, gpu, seed):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_descriptors_follow_the_activations(layout, gpu, seed):
     """Rows of another length at the same address, then other values there: nothing of an earlier call is kept."""
-    case = replace(SMALL[layout], draw="equal", rows=128, room=0, hint=40)
+    case = replace(SMALL[layout], draw="equal", rows=128, room=0)
     work, generator = build(case, gpu, seed), generator_of(gpu, seed)
     right = work.fenced_call()
     half = len(work.x) // 2
@@ -94,7 +94,7 @@ def test_other_counts_need_no_new_kernel(gpu, seed):
     build(SMALL["offsets"], gpu, seed).call()
     before = counters()
     for rows, router in ((1, "random"), (5, "one"), (130, "ragged"), (40, "none"), (600, "hot")):
-        build(replace(SMALL["offsets"], rows=rows, draw=router, hint=40), gpu, seed).call()
+        build(replace(SMALL["offsets"], rows=rows, draw=router), gpu, seed).call()
     assert (counters().compiles, counters().loads) == (before.compiles, before.loads)
 
 
