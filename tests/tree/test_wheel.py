@@ -21,6 +21,7 @@ from pathlib import Path
 import chord_jit
 from chord_jit import assets, device
 from chord_jit.bench.reader import FORMS
+from chord_jit.families.grouped import FAMILY as GROUPED
 from chord_jit.families.indexed import FAMILY
 from chord_jit.jit import engine
 from chord_jit.jit.render import render
@@ -30,7 +31,9 @@ assert installed.is_relative_to(sys.prefix), installed
 assert assets.folder("templates").is_relative_to(installed) and assets.folder("include").is_relative_to(installed)
 
 problem = FAMILY.problem(device.target("sm_90a"), 8, 512, 1024, 4.0, interleaved=True, swiglu=True)
-specs = {spec.stem: spec for spec in (FAMILY.spec(problem, FAMILY.schedule(problem)), FORMS[0].spec("sm_90a"))}
+many = GROUPED.problem(device.target("sm_90a"), 8, 512, 1024, 256.0, layout="offsets", interleaved=True, swiglu=True)
+kernels = (FAMILY.spec(problem, FAMILY.schedule(problem)), GROUPED.spec(many, GROUPED.schedule(many)), FORMS[0].spec("sm_90a"))
+specs = {spec.stem: spec for spec in kernels}
 assert set(specs) == {path.name.removesuffix(".cu.j2") for path in assets.folder("templates").glob("*.cu.j2")}
 for stem in sorted(specs):
     assert specs[stem].symbol in render(specs[stem])

@@ -113,9 +113,10 @@ def test_counts_give_every_row_to_one_tile_of_its_expert(walks, experts, bm):
 
 
 def padded(experts: int) -> tuple[list[int], list[tuple[int, int, int]]]:
-    """Owners of rows padded to 128 for each expert, in a shuffled order of experts, and the segments that they make."""
-    owners, starts = [], []
+    """Owners of rows padded to 128 for each expert, experts shuffled, with blocks of padding alone; and the segments they make."""
+    owners, starts = [-1] * (128 * random.randrange(3)), []
     for expert in random.sample(range(experts), experts):
+        owners += [-1] * (128 * random.choice((0, 0, 0, 1, 2, 3)))
         if rows := random.choice((0, 1, 100, 128, 200, 256, 257, 900)):
             starts.append((expert, len(owners), rows))
             owners += [expert] * rows + [-1] * (-rows % 128)

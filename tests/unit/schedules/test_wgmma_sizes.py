@@ -1,7 +1,9 @@
 """Host and device agree on w4a16_wgmma: what legality allows passes every assertion of the kernel, with the same sizes."""
 
+import re
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +67,30 @@ def test_what_legality_allows_the_kernel_accepts_with_the_same_sizes():
         lines.append(f"static_assert({registers} * {sizes.consumers} + {kernel}::kProducerRegisters <= {pool});")
         lines.append(f"static_assert({pool} <= 65536 / 128 / {one.ctas});")
     compile_asserts("w4a16_wgmma", lines)
+
+
+def table_of_the_page() -> list[list[str]]:
+    """The rows of the page's table of forms, cell by cell."""
+    page = (Path(__file__).parents[3] / "docs" / "kernels" / "w4a16_wgmma.md").read_text()
+    lines = [line for line in page.splitlines() if re.match(r"\| \d+x", line)]
+    return [[cell.strip().replace(",", "") for cell in line.strip("| ").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize("cells", table_of_the_page(), ids=lambda cells: cells[0])
+def test_the_page_states_the_sizes_of_the_main_forms(cells):
+    form, widths, groups, _, rows, staging, weights, rest, total = cells
+    bm, bn, bk, stages, ctas = map(int, re.fullmatch(r"(\d+)x(\d+)x(\d+) s(\d+)(?: ctas(\d))?", form).groups(default="1"))
+    plain, fused = (
+        wgmma.shape(grouped(n=4096, k=7168, interleaved=True, swiglu=swiglu), wgmma_schedule(bm, bn, bk, stages, ctas=ctas))
+        for swiglu in (False, True)
+    )
+    assert (plain.consumers, plain.consumers * 64 * int(groups[-1])) == (int(groups[0]), bn)
+    stated = list(map(int, re.findall(r"\d+", widths)))
+    assert stated == list(plain.widths) if "..." not in widths else (stated[:2], stated[-1]) == (list(plain.widths[:2]), bm)
+    rings = [stages * plain.stage_blocks * each for each in (bm * 128, plain.panels * 4608)]
+    assert [int(rows), int(weights), int(rest), int(total)] == [*rings, stages * 48 + 48, plain.shared_bytes]
+    left = [size.shared_bytes - sum(rings) - int(rest) for size in (plain, fused)]
+    assert list(map(int, re.findall(r"\d+", staging))) == left
 
 
 def test_every_tile_that_is_timed_is_legal_somewhere():
