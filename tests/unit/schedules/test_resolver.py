@@ -80,6 +80,13 @@ def test_without_a_row_it_is_laid_over_the_cheapest():
         assert resolve((3, 1, 2, 4)) == replace(TILES[1], stages=5)
 
 
+def test_where_that_is_illegal_the_cheapest_that_it_leaves_legal_is_taken():
+    """The two larger tiles have no room for five stages."""
+    with knobs.scope(**overrides(stages=5)):
+        assert resolve((2, 3, 1, 4)) == replace(TILES[1], stages=5)
+        assert resolve((2, 4, 1, 3), found=TILES[0]) == replace(TILES[3], stages=5)
+
+
 def test_it_is_never_laid_over_an_illegal_row():
     """Else the variables would be blamed for a rule that they do not break."""
     with knobs.scope(**overrides(stages=4, split=2)):
