@@ -15,7 +15,7 @@ from tests.gpu.launches import capture
 from tests.gpu.tensors import POISON, bits, generator_of
 
 #: Room for all rows on one expert.
-CASES = {layout: shaped(layout, draw="one", room=12 if layout == "blocks" else 5) for layout in LAYOUTS}
+CASES = {layout: shaped(layout, draw="one", room=16 if layout == "blocks" else 5) for layout in LAYOUTS}
 EP8 = GroupedCase(48, 4096, 7168, "masked", 32, "equal", **PAIRS)
 REPLAYED = [(CASES[layout], how) for layout in LAYOUTS for how in (CUT, MMA)] + [(CASES["blocks"], TALL), (EP8, None)]
 KERNELS = [(case, how) for case in CASES.values() for how in (None, CUT)]

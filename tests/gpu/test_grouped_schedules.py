@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from chord_jit import device
+from chord_jit.families.grouped import FAMILY
 from chord_jit.families.kernels import _WGMMA_TILES, mma_spills
 from chord_jit.schedules import wgmma
 from chord_jit.schedules.legality import violations
@@ -28,20 +29,18 @@ H200 = device.target("sm_90a")
 SHARED = ((16, 512, 128), (64, 256, 128), (160, 256, 64), (32, 128, 64), (128, 128, 128), (256, 128, 64))
 
 
-class _Asked:
-    """The part of a problem that legality reads, without a device."""
-
-    def __init__(self, case: GroupedCase):
-        self.facts, self.n, self.k, self.experts, self.layout = H200, case.n, case.k, case.experts, case.layout
-        self.expected_rows, self.block_m, self.weighted = case.expected_rows, 0, False
-        self.interleaved, self.swiglu = case.interleaved, case.swiglu
+def asked(case: GroupedCase) -> object:
+    """The problem of ``case`` on an H200, whatever is at hand: what this module's parameters are legal for."""
+    return FAMILY.problem(
+        H200, case.experts, case.n, case.k, case.expected_rows, layout=case.layout, interleaved=case.interleaved, swiglu=case.swiglu
+    )
 
 
 def deepest(case: GroupedCase, bm: int, bn: int, bk: int, **rest: int) -> Schedule | None:
     """The legal schedule of that tile with most stages up to 4; None where there is none."""
     for stages in (4, 3, 2):
         schedule = Schedule("w4a16_wgmma", bm, bn, bk, stages, **rest)
-        if not violations(_Asked(case), schedule):
+        if not violations(asked(case), schedule):
             return schedule
     return None
 
@@ -74,7 +73,7 @@ def mma_calls() -> list[tuple[GroupedCase, Schedule]]:
         for turn, layout in enumerate(LAYOUTS)
         for shift, schedule in enumerate(tiles)
     ]
-    assert not any(violations(_Asked(case), schedule) or mma_spills(_Asked(case), schedule) for case, schedule in calls)
+    assert not any(violations(asked(case), schedule) or mma_spills(asked(case), schedule) for case, schedule in calls)
     return calls
 
 
@@ -129,9 +128,9 @@ def named(calls: list[tuple[GroupedCase, Schedule]]) -> list:
 @pytest.mark.parametrize("call", named(WGMMA))
 def test_every_tile_and_every_width_of_wgmma(call, gpu, seed):
     case, schedule = call
-    assert violations(_Asked(case), schedule) == []
+    assert violations(asked(case), schedule) == []
     facts = device.facts(gpu.index)
-    widths = wgmma.shape(_Asked(case), schedule).widths
+    widths = wgmma.shape(asked(case), schedule).widths
     counts = counts_for(case, schedule, widths, facts.sms)
     assert widths_taken(case.layout, counts, schedule.bm, widths) == set(widths)
     tiles, workers = tiles_of(case.layout, counts, schedule), workers_of(schedule, facts.sms)
