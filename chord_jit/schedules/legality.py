@@ -90,6 +90,8 @@ def _mma_violations(problem: W4A16Problem, schedule: Schedule) -> list[str]:
         broken.append(f"CM and CN must be 1 (this kernel shares nothing by multicast), got CM={schedule.cm}, CN={schedule.cn}")
     if not 1 <= schedule.split <= MAX_CLUSTER:
         broken.append(f"SPLIT must lie in 1..{MAX_CLUSTER}, got {schedule.split}")
+    elif schedule.split > 1 and problem.layout != "indexed":
+        broken.append(f"SPLIT must be 1 for the m16n8k16 kernel on {problem.layout} rows, got {schedule.split}")
     if schedule.ctas not in (1, 2):
         broken.append(f"CTAS must be 1 or 2, got {schedule.ctas}")
     return broken or _derived(problem, schedule)

@@ -19,6 +19,8 @@ MAX_JOINTS = 704
 #: Instruction widths of a kernel whose warpgroups own two m64 blocks, by BM. Each width is a main loop of its own, and the
 #: assembler gives every loop's fragments registers of their own: more loops than these do not fit.
 _WIDE = {16: (16,), 32: (16, 32), 48: (32, 48), 64: (32, 64), 96: (32, 64, 96), 128: (64, 80, 96, 112, 128), 160: (112, 128, 144, 160)}
+#: Rows of one tensor copy where narrow widths are worth a copy of their own; else as many of 64 as divide BM.
+_BOX_ROWS = {32: 16, 48: 16, 64: 32}
 #: With one m64 block a warpgroup eight loops fit.
 _SINGLE = (32, 64, 128, 192, 256)
 #: Most token rows by output tile: what the sums of a consumer leave room for.
@@ -63,7 +65,7 @@ def shape(problem: object, schedule: Schedule) -> WgmmaShape:
 
     staged = owned if shared(owned) <= shared_limit(problem, schedule) else 1
     return WgmmaShape(
-        panels, stage_blocks, consumers, _widths(bm, owned), _group_steps(bm, schedule.ctas), staged, math.gcd(bm, 64),
+        panels, stage_blocks, consumers, _widths(bm, owned), _group_steps(bm, schedule.ctas), staged, _BOX_ROWS.get(bm, math.gcd(bm, 64)),
         (consumers + 1) * 128, row_panels, k_blocks, k_blocks // max(stage_blocks, 1), shared(staged), bm * schedule.bn * 4,
     )  # fmt: skip
 
@@ -106,7 +108,7 @@ def violations(problem: object, schedule: Schedule) -> list[str]:
         broken.append(f"SPLIT must be 1 or 2 (2 cuts the tiles of the last waves along K), got {schedule.split}")
     if schedule.ctas not in (1, 2) or schedule.ctas == 2 and (schedule.bn != 256 or schedule.bm > 32):
         broken.append(f"CTAS must be 1, or 2 at BN=256 and BM up to 32 (registers), got {schedule.ctas}")
-    if problem.layout == "blocks" and BLOCK_ROWS % schedule.bm and schedule.bm != 2 * BLOCK_ROWS:
+    if problem.layout == "blocks" and schedule.bm not in (16, 32, 64, BLOCK_ROWS, 2 * BLOCK_ROWS):
         broken.append(f"BM must divide the blocks of {BLOCK_ROWS} rows or be two of them, got {schedule.bm}")
     return broken or _derived(problem, schedule)
 

@@ -11,6 +11,9 @@ from chord_jit.schedules import table
 from chord_jit.schedules.schedule import Schedule
 from chord_jit.tune.decide import Point
 
+#: Rows that one token tile of a kernel takes at once: past them an expert's weights are decoded again.
+_TILE_ROWS = {"w4a16_mma": lambda schedule: 8, "w4a16_wgmma": lambda schedule: schedule.bm}
+
 #: An old row's time says nothing any more where a count this near was measured anew.
 _NEAR = 1.25
 _REACH = 2
@@ -38,9 +41,9 @@ def rows_of(
     """Kernel and row of every range of one key, from its points and their winners, and from the rows that the tables hold.
 
     Neighbouring counts with one winner share a row; it keeps the time of the old row, if that is among them, else it has
-    the middle one's. Between two winners the boundary lies at the geometric mean of their counts, or stays where an old
-    row had it. Beyond the outermost counts a range reaches to half and twice the count, or as far as the old rows did;
-    from one row per expert on down, to 0.
+    the middle one's. Between two winners the boundary lies at the geometric mean of their counts, or where an expert of the
+    lower one's rows would no longer fit its token tile, or stays where an old row had it. Beyond the outermost counts a range
+    reaches to half and twice the count, or as far as the old rows did; from one row per expert on down, to 0.
     """
     key = dict(zip(table.KEY, found[0].key, strict=True))
     measured = [
@@ -58,10 +61,10 @@ def rows_of(
             groups[-1].append(one)
         else:
             groups.append([one])
-    bounds = [_boundary(left[-1], right[0], known) for left, right in pairwise(groups)]
+    bounds = [_boundary(left[-1], right[0], known, key) for left, right in pairwise(groups)]
     first, last = groups[0][0].rows, groups[-1][-1].rows
     low = min([0 if first <= key["experts"] else -(-first // _REACH), *(row["rows_lo"] for _, row in old)])
-    high = max([last * _REACH, *(row["rows_hi"] for _, row in old)])
+    high = max([min(last * _REACH, _fits_until(groups[-1][-1], key)), *(row["rows_hi"] for _, row in old)])
     return [
         (group[0].schedule.kernel, {**_best_known(group), "rows_lo": lo, "rows_hi": hi})
         for group, lo, hi in zip(groups, [low, *bounds], [*bounds, high], strict=True)
@@ -74,13 +77,19 @@ def _stays(one: _Evidence, measured: Sequence[_Evidence]) -> bool:
     return ratio > _NEAR or nearest.schedule == one.schedule
 
 
-def _boundary(left: _Evidence, right: _Evidence, known: Sequence[_Evidence]) -> int:
+def _fits_until(one: _Evidence, key: Mapping) -> float:
+    """The first count at which an expert that filled one token tile at most takes two. Indexed rows fall at random: no such edge."""
+    tile = _TILE_ROWS[one.schedule.kernel](one.schedule) * key["experts"]
+    return tile + 1 if key["layout"] != "indexed" and one.rows <= tile else math.inf
+
+
+def _boundary(left: _Evidence, right: _Evidence, known: Sequence[_Evidence], key: Mapping) -> int:
     """Where ``left`` ends and ``right`` begins. Old rows know more than their one count: what they say between the two holds."""
     for one in known if left.old or right.old else ():
         for edge, side in (("rows_hi", left), ("rows_lo", right)):
             if one.schedule == side.schedule and left.rows < one.row[edge] <= right.rows:
                 return one.row[edge]
-    return math.ceil(math.sqrt(left.rows * right.rows))
+    return min(math.ceil(math.sqrt(left.rows * right.rows)), _fits_until(left, key))
 
 
 def _best_known(group: Sequence[_Evidence]) -> Mapping:
