@@ -56,6 +56,11 @@ def pairs_of(arch: str) -> dict[tuple[str, str], list[Pair]]:
     return found
 
 
+def tile_of(schedule: Schedule) -> tuple[int, int, int]:
+    """What the registers of a kernel depend on most: token and output tile, CTAs per SM."""
+    return schedule.bm, schedule.bn, schedule.ctas
+
+
 def covering(stem: str, arch: str = "sm_90a") -> list[Pair]:
     """A small set of the chosen forms in which every tile meets every layout and both epilogues; of the larger
     kernel, every case every layout too."""
@@ -63,7 +68,7 @@ def covering(stem: str, arch: str = "sm_90a") -> list[Pair]:
     for (case, layout), pairs in pairs_of(arch).items():
         for problem, schedule in pairs:
             if schedule.kernel == stem:
-                tile = (schedule.bm, schedule.bn)
+                tile = tile_of(schedule)
                 traits = {(tile, layout), (tile, problem.swiglu)} | ({(case, layout)} if stem == "w4a16_wgmma" else set())
                 open_ |= traits
                 offered.append((traits, problem, schedule))
@@ -76,19 +81,17 @@ def covering(stem: str, arch: str = "sm_90a") -> list[Pair]:
 
 
 def timed_tiles(known: list[Pair]) -> list[Pair]:
-    """One form for every tile that is timed and that ``known`` lacks, over both epilogues and all layouts in turn."""
-    held = {(schedule.bm, schedule.bn) for _, schedule in known}
+    """One form, without cuts, for every tile that is timed and that ``known`` lacks, over both epilogues and two layouts in turn."""
+    held = {tile_of(schedule) for _, schedule in known}
     experts, n, k, flags = CASES["EP8 gate/up"]
+    forms = [(layout, form) for form in (flags, {}) for layout in ("masked", "offsets")]
+    problems = [FAMILY.problem(device.target("sm_90a"), experts, n, k, 64, layout=layout, **form) for layout, form in forms]
     pairs = []
-    for bm, tiles in kernels._WGMMA_TILES.items():
-        for bn, bk in tiles:
-            if (bm, bn) in held:
-                continue
-            held.add((bm, bn))
-            layout = ("masked", "offsets")[len(pairs) % 2]
-            problem = FAMILY.problem(device.target("sm_90a"), experts, n, k, bm, layout=layout, **(flags if len(pairs) % 4 < 2 else {}))
-            pairs.append((problem, next(one for one in FAMILY.candidates(problem) if (one.bm, one.bn, one.bk) == (bm, bn, bk))))
-    return pairs
+    for schedule in FAMILY.candidates(problems[0]):
+        if schedule.kernel == "w4a16_wgmma" and schedule.split == 1 and tile_of(schedule) not in held:
+            held.add(tile_of(schedule))
+            pairs.append((problems[len(pairs) % len(problems)], schedule))
+    return [(problem, schedule) for problem, schedule in pairs if not violations(problem, schedule)]
 
 
 def ragged() -> list[Pair]:
