@@ -41,9 +41,9 @@ def rows_of(
     """Kernel and row of every range of one key, from its points and their winners, and from the rows that the tables hold.
 
     Neighbouring counts with one winner share a row; it keeps the time of the old row, if that is among them, else it has
-    the middle one's. Between two winners the boundary lies at the geometric mean of their counts, or where an expert of the
-    lower one's rows would no longer fit its token tile, or stays where an old row had it. Beyond the outermost counts a range
-    reaches to half and twice the count, or as far as the old rows did; from one row per expert on down, to 0.
+    the middle one's. Between two winners the boundary stays where an old row had it, or lies where an expert no longer fits
+    one token tile of the lower one, or, where that says nothing, at the geometric mean of their counts. Beyond the outermost
+    counts a range reaches to half and twice the count, or as far as the old rows did; from one row per expert on down, to 0.
     """
     key = dict(zip(table.KEY, found[0].key, strict=True))
     measured = [
@@ -78,7 +78,7 @@ def _stays(one: _Evidence, measured: Sequence[_Evidence]) -> bool:
 
 
 def _fits_until(one: _Evidence, key: Mapping) -> float:
-    """The first count at which an expert that filled one token tile at most takes two. Indexed rows fall at random: no such edge."""
+    """The first count at which an expert that fitted one token tile takes two; infinite where rows fall at random (indexed)."""
     tile = _TILE_ROWS[one.schedule.kernel](one.schedule) * key["experts"]
     return tile + 1 if key["layout"] != "indexed" and one.rows <= tile else math.inf
 
@@ -89,7 +89,8 @@ def _boundary(left: _Evidence, right: _Evidence, known: Sequence[_Evidence], key
         for edge, side in (("rows_hi", left), ("rows_lo", right)):
             if one.schedule == side.schedule and left.rows < one.row[edge] <= right.rows:
                 return one.row[edge]
-    return min(math.ceil(math.sqrt(left.rows * right.rows)), _fits_until(left, key))
+    edge = _fits_until(left, key)
+    return edge if edge <= right.rows else math.ceil(math.sqrt(left.rows * right.rows))
 
 
 def _best_known(group: Sequence[_Evidence]) -> Mapping:
