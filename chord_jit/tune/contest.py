@@ -81,7 +81,7 @@ def contests(
             free = Contest(case, swiglu, ours.free_problem(case, facts, swiglu=swiglu))
             everyone = list(given)
             if candidates:
-                everyone += [*_promising(free.problem, most), *filter(None, [free.held])]
+                everyone += [*_promising(free.problem, most), *(one for one in [free.held] if one and not free.illegal(one))]
             found[free.name] = Contest(case, swiglu, free.problem, tuple(dict.fromkeys(everyone)))
     layers = list(dict.fromkeys(contest.case.layer for contest in found.values()))
     return sorted(found.values(), key=lambda contest: (layers.index(contest.case.layer), contest.swiglu, contest.key, contest.rows))
