@@ -65,7 +65,7 @@ def shape(problem: object, schedule: Schedule) -> WgmmaShape:
 
     staged = owned if shared(owned) <= shared_limit(problem, schedule) else 1
     return WgmmaShape(
-        panels, stage_blocks, consumers, _widths(bm, owned), _group_steps(bm, schedule.ctas), staged, _BOX_ROWS.get(bm, math.gcd(bm, 64)),
+        panels, stage_blocks, consumers, _widths(bm, owned), _group_steps(bm), staged, _BOX_ROWS.get(bm, math.gcd(bm, 64)),
         (consumers + 1) * 128, row_panels, k_blocks, k_blocks // max(stage_blocks, 1), shared(staged), bm * schedule.bn * 4,
     )  # fmt: skip
 
@@ -82,9 +82,9 @@ def _widths(bm: int, owned: int) -> tuple[int, ...]:
     return tuple(range(step, bm + 1, step))
 
 
-def _group_steps(bm: int, ctas: int) -> int:
+def _group_steps(bm: int) -> int:
     """k16 steps of one group of products: more hide the wait, fewer leave registers for the sums."""
-    return 1 if bm >= 128 or bm == 48 or ctas == 2 and bm == 32 else 2
+    return 1 if bm >= 128 or bm == 48 else 2
 
 
 def violations(problem: object, schedule: Schedule) -> list[str]:
@@ -106,8 +106,8 @@ def violations(problem: object, schedule: Schedule) -> list[str]:
         broken.append(f"CM must be 1 and CN 1 or 2 (two CTAs share rows by multicast), got CM={schedule.cm}, CN={schedule.cn}")
     if schedule.split not in (1, 2):
         broken.append(f"SPLIT must be 1 or 2 (2 cuts the tiles of the last waves along K), got {schedule.split}")
-    if schedule.ctas not in (1, 2) or schedule.ctas == 2 and (schedule.bn != 256 or schedule.bm > 32):
-        broken.append(f"CTAS must be 1, or 2 at BN=256 and BM up to 32 (registers), got {schedule.ctas}")
+    if schedule.ctas not in (1, 2) or schedule.ctas == 2 and (schedule.bm, schedule.bn) != (16, 256):
+        broken.append(f"CTAS must be 1, or 2 at BM=16 and BN=256 (registers), got {schedule.ctas}")
     if problem.layout == "blocks" and schedule.bm not in (16, 32, 64, BLOCK_ROWS, 2 * BLOCK_ROWS):
         broken.append(f"BM must divide the blocks of {BLOCK_ROWS} rows or be two of them, got {schedule.bm}")
     return broken or _derived(problem, schedule)

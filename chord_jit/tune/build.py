@@ -19,7 +19,7 @@ def compile_all(contests: Iterable[Contest], jobs: int | None, progress: Callabl
 
 
 def hopeless(contests: Sequence[Contest], held: Mapping[str, Held]) -> Iterator[dict]:
-    """A journal line for every schedule that cannot compete: illegal, not to be compiled, or with local memory.
+    """A journal line for every schedule that cannot compete: illegal, not to be compiled, with local memory or a warning.
 
     Asks the cache, so everything that compiles must have been compiled.
     """
@@ -43,7 +43,9 @@ def _refusals(contest: Contest, known: dict[KernelSpec, str]) -> Iterator[tuple[
 
 def _why_not(spec: KernelSpec) -> str:
     try:
-        spills = engine.build(spec).facts.get("spill_bytes")
+        facts = engine.build(spec).facts
     except ChordError as refused:
         return f"does not compile: {refused.rule}"
-    return f"the compiler gave it {spills} bytes of local memory" if spills else ""
+    if facts.get("spill_bytes"):
+        return f"the compiler gave it {facts['spill_bytes']} bytes of local memory"
+    return f"the compiler warns: {facts['warnings'][0]}" if facts.get("warnings") else ""

@@ -45,6 +45,7 @@ def torch(monkeypatch):
     torch = FakeTorch()
     monkeypatch.setattr(scratch, "torch", torch)
     monkeypatch.setattr(scratch, "_buffers", {})
+    monkeypatch.setattr(scratch, "_replaced", [])
     return torch
 
 
@@ -59,10 +60,10 @@ def test_streams_and_devices_share_nothing(torch):
     assert [scratch.address(device, stream, 64) for device, stream in ((0, 0), (0, 7), (1, 0), (1, 7))] == taken
 
 
-def test_a_larger_request_replaces_the_buffer(torch):
+def test_a_larger_request_replaces_the_buffer_and_frees_nothing_that_a_launch_may_still_be_told_of(torch):
     small = scratch.address(0, 7, 100)
     large = scratch.address(0, 7, 101)
-    assert large != small and torch.alive == {large}
+    assert large != small and torch.alive == {small, large}
     assert scratch.address(0, 7, 100) == scratch.address(0, 7, 101) == large
 
 

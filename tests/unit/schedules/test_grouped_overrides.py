@@ -69,7 +69,7 @@ REFUSED = {
     "STAGES": (dict(stages=17), "w4a16_mma: STAGES must lie in 2..16, got 17", "w4a16_wgmma: STAGES must lie in 2..16, got 17"),
     "SPLIT": (dict(split=9), "w4a16_mma: SPLIT must lie in 1..8, got 9", "w4a16_wgmma: SPLIT must be 1 or 2"),
     "shared memory": (dict(bm=256, stages=16), "w4a16_mma: BM must be 8 or 16", "w4a16_wgmma: "),
-    "two at once": (dict(bm=24, ctas=3), "BM must be 8 or 16, got 24, CTAS must be 1 or 2, got 3", "CTAS must be 1, or 2 at BN=256"),
+    "two at once": (dict(bm=24, ctas=3), "BM must be 8 or 16, got 24, CTAS must be 1 or 2, got 3", "CTAS must be 1, or 2 at BM=16"),
 }
 
 

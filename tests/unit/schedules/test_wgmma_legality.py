@@ -39,15 +39,15 @@ BROKEN = {
         dict(sms=177), dict(bm=16, bn=256, bk=64, split=2, ctas=2),
         "SPLIT must be 1 with more than 704 warpgroups, got SPLIT=2 and 708 warpgroups",
     ),
-    "CTAS": ({}, dict(ctas=2), r"CTAS must be 1, or 2 at BN=256 and BM up to 32 \(registers\), got 2"),
-    "CTAS of a tall tile": ({}, dict(bm=48, bn=256, ctas=2), r"CTAS must be 1, or 2 at BN=256 and BM up to 32 \(registers\), got 2"),
-    "CTAS above": ({}, dict(bm=32, bn=256, ctas=3), r"CTAS must be 1, or 2 at BN=256 and BM up to 32 \(registers\), got 3"),
+    "CTAS": ({}, dict(ctas=2), r"CTAS must be 1, or 2 at BM=16 and BN=256 \(registers\), got 2"),
+    "CTAS of a tall tile": ({}, dict(bm=48, bn=256, ctas=2), r"CTAS must be 1, or 2 at BM=16 and BN=256 \(registers\), got 2"),
+    "CTAS above": ({}, dict(bm=32, bn=256, ctas=3), r"CTAS must be 1, or 2 at BM=16 and BN=256 \(registers\), got 3"),
     "blocks": (dict(layout="blocks"), dict(bm=48, bn=256), "BM must divide the blocks of 128 rows or be two of them, got 48"),
     "uneven panels": (dict(n=384), dict(bn=256), "BN .*must divide the padded output width, got BN=256.* and 384 rows"),
     "uneven K": (dict(k=192), {}, "BK must divide the padded K, got BK=128 and K=192"),
     "shared memory": ({}, dict(bm=256, bk=256), r"shared memory must fit 1 CTA\(s\) an SM, got \d+ of 232448 bytes"),
     "shared memory of two": (
-        {}, dict(bm=32, bn=256, bk=256, stages=3, ctas=2), r"shared memory must fit 2 CTA\(s\) an SM, got \d+ of 115712 bytes",
+        {}, dict(bm=16, bn=256, bk=256, stages=3, ctas=2), r"shared memory must fit 2 CTA\(s\) an SM, got \d+ of 115712 bytes",
     ),
 }
 
@@ -76,7 +76,7 @@ def test_all_broken_rules_are_named_at_once():
 
 
 @pytest.mark.parametrize("changes, fields", [
-    (dict(sms=352), dict(split=2)), (dict(sms=176), dict(bm=32, bn=256, bk=64, split=2, ctas=2)), (dict(sms=500), {}),
+    (dict(sms=352), dict(split=2)), (dict(sms=176), dict(bm=16, bn=256, bk=64, split=2, ctas=2)), (dict(sms=500), {}),
     ({}, dict(bk=64, stages=16)), ({}, dict(stages=2)),
     (dict(n=8, k=32), dict(bk=64)), (dict(k=160), dict(bk=64)), (dict(layout="blocks"), dict(bm=256, bk=64, stages=2)),
     (dict(layout="masked"), dict(bm=48, bn=256)),
@@ -126,7 +126,7 @@ def test_a_tile_is_shared_out_among_warpgroups(text, consumers, owned):
 
 
 @pytest.mark.parametrize("fields", [
-    {}, dict(bm=128, bn=256, stages=3), dict(bm=16, bn=512, stages=3), dict(bm=32, bn=256, bk=64, ctas=2),
+    {}, dict(bm=128, bn=256, stages=3), dict(bm=16, bn=512, stages=3), dict(bm=16, bn=256, bk=64, ctas=2),
 ], ids=str)
 @pytest.mark.parametrize("per_sm", [False, True])
 def test_shared_memory_fits_to_the_byte(fields, per_sm):
