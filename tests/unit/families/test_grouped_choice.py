@@ -18,22 +18,22 @@ __all__ = ["family", "machine"]
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 #: Most kernels that the three layouts of one deployment may make a server compile.
-MOST_KERNELS = 80
+MOST_KERNELS = 36
 
 
 # -- sizes --------------------------------------------------------------------------------------------------------------
 @given(st.sampled_from(LAYOUTS), st.floats(0, 2**31 - 1))
-def test_a_size_stands_for_slightly_fewer_rows(layout, rows):
+def test_a_size_stands_for_half_as_many_rows_at_least(layout, rows):
     size, known = size_for(layout, rows), sizes(layout)
     assert size in known and size_for(layout, size) == size
-    assert size >= min(rows, known[-1]) and (size <= max(rows + 1, 1.25 * rows) or size == known[0])
+    assert size >= min(rows, known[-1]) and (size < 2 * rows or size == known[0])
 
 
 @every_layout
-def test_sizes_are_few_and_hold_the_powers_of_two(layout):
+def test_sizes_are_the_powers_of_two(layout):
     known = sizes(layout)
-    assert known == sorted(set(known)) and len(known) <= 50
-    assert {1 << exponent for exponent in range(4, 11)} <= set(known)
+    assert known == [1 << exponent for exponent in range(known[0].bit_length() - 1, known[-1].bit_length())]
+    assert known[0] <= 16 and known[-1] >= 1024
 
 
 def test_a_prefill_of_any_length_shares_its_problems(family):
@@ -68,7 +68,7 @@ def test_no_call_asks_for_what_warm_up_did_not_make(machine, layout):
         for weight, swiglu in ((gate_up, True), (down, False)):
             out = bf16(768, weight.n // 2 if swiglu else weight.n)
             ask(family, layout, {**good(layout), "x": bf16(768, weight.k), "weight": weight, "swiglu": swiglu, "out": out, **hint})
-    assert set(family.asked) <= warmed and len(set(family.asked)) > 20
+    assert set(family.asked) <= warmed and len(set(family.asked)) >= 2 * (len(sizes(layout)) - 2)
 
 
 def test_off_hopper_the_other_family_is_named_and_nothing_is_warmed(monkeypatch):
