@@ -115,7 +115,7 @@ def test_a_disk_that_refuses_costs_the_entry_only(place, fake, monkeypatch, name
 
 
 @pytest.mark.parametrize("folder", ["/proc/nonexistent", "/dev/null", "/dev/null/cache"])
-def test_a_root_that_cannot_be_made(fake, folder):
+def test_v13_a_root_that_cannot_be_made(fake, folder):
     with knobs.scope(CHORD_CACHE_DIR=folder):
         with pytest.warns(CacheWarning) as caught:
             assert engine.build(spec(1)).origin == engine.build(spec(2)).origin == "compiled"
@@ -123,7 +123,7 @@ def test_a_root_that_cannot_be_made(fake, folder):
         assert engine.build(spec(1)).origin == "hit"
 
 
-def test_a_read_only_root_is_read(place, fake, monkeypatch):
+def test_v13_a_read_only_root_is_read(place, fake, monkeypatch):
     engine.build(spec(1))
     forget()
     # As a read-only mount answers, to every user.
@@ -151,7 +151,7 @@ def test_a_root_that_vanishes_is_made_again(place, fake):
     assert engine.build(spec(1)).origin == "compiled" and len(place.entries()) == 2
 
 
-def test_an_entry_that_vanishes_between_look_and_lock_is_built(place, fake, monkeypatch):
+def test_v7_an_entry_that_vanishes_between_look_and_lock_is_built(place, fake, monkeypatch):
     engine.build(spec())
     forget()
     looks = []
@@ -197,7 +197,7 @@ def test_a_published_entry_never_replaces_a_good_one(place, fake):
     assert (folder.stat().st_ino, (folder / "entry.json").stat().st_mtime_ns) == before and place.leftovers() == []
 
 
-def test_no_home_at_all(tmp_path):
+def test_v13_no_home_at_all(tmp_path):
     """Import works and a kernel is built; one notice says that it is not kept."""
     script = (
         "import chord_jit, warnings\nfrom chord_jit import assets\nfrom chord_jit.jit import engine, compiler\n"

@@ -20,13 +20,13 @@ from tests.toy.processes import answers, start, wait_for
 ORIGIN = "print(json.dumps(engine.build(spec()).origin))"
 
 
-def test_8_processes_with_one_key_compile_once(place, fake, tmp_path):
+def test_v6_8_processes_with_one_key_compile_once(place, fake, tmp_path):
     origins = answers(start(tmp_path, ORIGIN, count=8, seconds=0.3))
     assert sorted(origins) == ["compiled"] + ["hit"] * 7 and len(fake.compiles()) == 1
     assert len(place.entries()) == 1 and place.leftovers() == []
 
 
-def test_16_processes_make_the_root_at_once(place, tmp_path):
+def test_v5_16_processes_make_the_root_at_once(place, tmp_path):
     body = "print(json.dumps(store.user_store().usable()))"
     assert answers(start(tmp_path, body, count=16, CHORD_CACHE_DIR=str(tmp_path / "a" / "b" / "c"))) == [True] * 16
 
@@ -73,7 +73,7 @@ engine.build(spec())"""
     assert len(place.entries()) == 1 and place.store.find(engine.key_of(spec()).digest)
 
 
-def test_a_killed_holder_frees_its_lock(place, fake, tmp_path):
+def test_v8_a_killed_holder_frees_its_lock(place, fake, tmp_path):
     body = """
 with locks.held(key.key_of(spec()).digest) as alone:
     (folder / "inside").touch()
@@ -102,7 +102,7 @@ print(json.dumps("done"))"""
     assert answers(processes) == ["done"]
 
 
-def test_a_lock_file_left_behind_blocks_nobody(place, fake):
+def test_v9_a_lock_file_left_behind_blocks_nobody(place, fake):
     path = roots.lock_root() / f"{engine.key_of(spec()).digest}.lock"
     path.parent.mkdir(parents=True, mode=0o700)
     path.write_text("999999")
@@ -113,7 +113,7 @@ def test_a_lock_file_left_behind_blocks_nobody(place, fake):
     assert time.monotonic() - started < 20
 
 
-def test_locks_and_cache_do_not_share_a_folder(place, fake):
+def test_v8_locks_and_cache_do_not_share_a_folder(place, fake):
     engine.build(spec())
     assert list(place.cache.rglob("*.lock")) == [] and len(list(place.locks.rglob("*.lock"))) == 1
 
@@ -126,7 +126,7 @@ def test_a_lock_folder_of_somebody_else_is_not_used(place, fake):
     assert list(roots.lock_root().iterdir()) == []
 
 
-def test_one_holder_at_a_time_and_the_file_stays(place):
+def test_v8_one_holder_at_a_time_and_the_file_stays(place):
     with locks.held("a" * 64) as first:
         with knobs.scope(CHORD_LOCK_TIMEOUT="0.05"), pytest.warns(CacheWarning):
             with locks.held("a" * 64) as second:

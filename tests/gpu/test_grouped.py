@@ -38,13 +38,13 @@ def named(calls: list[tuple[GroupedCase, Schedule | None]]) -> list:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_values(case, gpu, seed):
+def test_v47_v50_values(case, gpu, seed):
     work = build(case, gpu, seed)
     assert_right(work.fenced_call(), work)
 
 
 @pytest.mark.parametrize("field", EVERY)
-def test_every_value_has_a_case(field):
+def test_v47_every_value_has_a_case(field):
     assert EVERY[field] <= {getattr(case, field) for case in QUICK + MORE}
 
 
@@ -60,7 +60,7 @@ def test_every_number_of_rows(call, gpu, seed):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("call", named(PADDED_BY))
-def test_padding_on_both_axes(call, gpu, seed):
+def test_v51_padding_on_both_axes(call, gpu, seed):
     case, schedule = call
     work = build(case, gpu, seed)
     with forced(schedule):

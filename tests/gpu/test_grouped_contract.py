@@ -38,7 +38,7 @@ def test_result_is_allocated_where_none_is_given(layout, gpu, seed):
 
 
 @pytest.mark.quick
-def test_zero_rows_give_an_empty_result_and_launch_nothing(gpu, no_launch):
+def test_v48_zero_rows_give_an_empty_result_and_launch_nothing(gpu, no_launch):
     """No other test uses this shape: not even a kernel is built or loaded."""
     weight, before = weight_of(2, 136, 352, True, gpu), counters()
     x, counts = torch.empty(0, 352, dtype=torch.bfloat16, device=gpu), torch.zeros(2, dtype=torch.int32, device=gpu)
@@ -55,7 +55,7 @@ def test_zero_rows_give_an_empty_result_and_launch_nothing(gpu, no_launch):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("call", named(WAYS))
-def test_counts_of_zero_write_nothing(call, gpu, seed):
+def test_v49_counts_of_zero_write_nothing(call, gpu, seed):
     case, schedule = call
     work, generator = build(case, gpu, seed), generator_of(gpu, seed)
     nothing = work.recounted(draw("none", case.experts, case.rows, generator), generator)
@@ -66,7 +66,7 @@ def test_counts_of_zero_write_nothing(call, gpu, seed):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("call", named(WAYS))
-def test_what_nobody_owns_influences_no_result(call, gpu, seed):
+def test_v50_what_nobody_owns_influences_no_result(call, gpu, seed):
     """Rows of padding, beyond a count and behind the last offset hold NaN, then infinities, then zeros: the same bits."""
     case, schedule = call
     work = build(case, gpu, seed)
@@ -81,7 +81,7 @@ def test_what_nobody_owns_influences_no_result(call, gpu, seed):
 
 
 @pytest.mark.parametrize("call", named(BESIDE_NAN))
-def test_neighbour_experts_are_never_touched(call, gpu, seed):
+def test_v49_v50_neighbour_experts_are_never_touched(call, gpu, seed):
     """The weight lies between two experts whose scales are NaN."""
     case, schedule = call
     work = build(case, gpu, seed)

@@ -38,7 +38,7 @@ def fitting(case, work, router, generator):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("call", named(REPLAYED))
-def test_replay_follows_counts_written_into_the_same_buffers(call, gpu, seed):
+def test_v40_replay_follows_counts_written_into_the_same_buffers(call, gpu, seed):
     case, schedule = call
     work, generator = build(case, gpu, seed), generator_of(gpu, seed)
     work.x.copy_(torch.randn(work.x.shape, generator=generator, device=gpu))
@@ -79,7 +79,7 @@ def test_the_layout_is_computed_in_the_graph(layout, gpu, seed):
             assert torch.equal(bits(out), bits(eager)), f"{router} counts"
 
 
-def test_branches_and_repeated_sites_of_one_graph(gpu, seed):
+def test_v45_branches_and_repeated_sites_of_one_graph(gpu, seed):
     """Two branches that may overlap and two launches in a row: each site counts its own tiles and joins its own cuts."""
     works = [build(CASES[layout], gpu, seed + turn) for turn, layout in enumerate(("offsets", "masked", "offsets"))]
     with forced(CUT):
@@ -105,7 +105,7 @@ def test_branches_and_repeated_sites_of_one_graph(gpu, seed):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_cold_call_under_capture_is_refused_and_the_stream_stays_usable(layout, gpu, seed):
+def test_v40_a_cold_call_under_capture_is_refused_and_the_stream_stays_usable(layout, gpu, seed):
     """No other test uses this shape."""
     cold, warm = build(GroupedCase(2, 264, 416, layout, 3), gpu, seed), build(CASES[layout], gpu, seed)
     right, out = warm.fenced_call(), warm.fenced_call()

@@ -131,7 +131,7 @@ def ask(layout, call):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("layout, name", BAD, ids=[f"{layout}-{name}" for layout, name in BAD])
-def test_bad_input_is_refused_before_a_launch(layout, name, gpu, seed, monkeypatch):
+def test_v43_bad_input_is_refused_before_a_launch(layout, name, gpu, seed, monkeypatch):
     error, change = {**ANY, **OWN[layout]}[name]
     call = good(layout, gpu, seed)
     before = counters()
@@ -145,7 +145,7 @@ def test_bad_input_is_refused_before_a_launch(layout, name, gpu, seed, monkeypat
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("spoil", [strided, moved], ids=["rows apart", "off alignment"])
-def test_the_refusal_of_activations_says_what_tma_needs(spoil, layout, gpu, seed):
+def test_v44_the_refusal_of_activations_says_what_tma_needs(spoil, layout, gpu, seed):
     call = good(layout, gpu, seed)
     with pytest.raises(InputError, match="contiguous, 16-byte aligned as TMA loads need"):
         ask(layout, {**call, "x": spoil(call["x"])})
@@ -166,7 +166,7 @@ ILLEGAL = [
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("overrides, rule", ILLEGAL, ids=[" ".join(overrides) for overrides, _ in ILLEGAL])
-def test_an_illegal_override_names_itself_and_launches_nothing(overrides, rule, layout, gpu, seed, monkeypatch):
+def test_v57_an_illegal_override_names_itself_and_launches_nothing(overrides, rule, layout, gpu, seed, monkeypatch):
     call = good(layout, gpu, seed)
     before = counters()
     monkeypatch.setattr(Launch, "__call__", lambda *_: pytest.fail("launched"))

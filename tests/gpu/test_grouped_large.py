@@ -15,7 +15,7 @@ FAR = [(FAR_MASKED, CUT), (FAR_BLOCKS, MMA)]
 KERNELS = [(ALL_EXPERTS, None), (LONG, WHOLE)]
 
 
-def test_weight_of_more_than_2_31_bytes(gpu, seed):
+def test_v46_weight_of_more_than_2_31_bytes(gpu, seed):
     """All experts of Kimi K2 on one GPU: the last ones lie 6.3 GB behind the first."""
     weight = random_bytes(384, 4096, 7168, gpu, seed)
     assert weight.nbytes > 2**32
@@ -27,7 +27,7 @@ def test_weight_of_more_than_2_31_bytes(gpu, seed):
 
 
 @pytest.mark.parametrize("call", FAR, ids=[f"{case.layout}-{how}".replace(" ", "-") for case, how in FAR])
-def test_activations_and_output_of_more_than_2_31_elements(call, gpu, seed):
+def test_v46_v54_activations_and_output_of_more_than_2_31_elements(call, gpu, seed):
     """300,032 rows x 7168 on both sides, 64 of the first and of the last expert at the very ends; no other row is written."""
     case, schedule = call
     rows, size, ends = 300_032 if case.layout == "blocks" else 450_048, 7168, 64
@@ -49,7 +49,7 @@ def test_activations_and_output_of_more_than_2_31_elements(call, gpu, seed):
     assert bool((bits(out)[ends:first] == POISON).all()) and bool((bits(out)[first + ends :] == POISON).all())
 
 
-def test_more_than_2_31_elements_of_short_rows(gpu, seed):
+def test_v46_more_than_2_31_elements_of_short_rows(gpu, seed):
     """33.6 million rows of integers that repeat: each row of the output equals FP64's, and five rows behind the last stay as they were."""
     rows, period, k, n, behind = 33_555_433, 4096, 64, 128, 5
     assert rows * k > 2**31

@@ -43,7 +43,7 @@ def laid_out(case, weight, x, counts, generator):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("shape", SHAPES)
-def test_one_weight_gives_the_same_bits_in_every_call(shape, gpu, seed):
+def test_v53_one_weight_gives_the_same_bits_in_every_call(shape, gpu, seed):
     generator, calls = generator_of(gpu, seed), calls_of(shape)
     first = calls[0][0]
     weight = integer_weight(EXPERTS, first.n, first.k, first.interleaved, generator)

@@ -39,7 +39,7 @@ KERNELS += [(case, how) for _, case, how in REPEATED]
 
 @pytest.mark.parametrize("pair", TOGETHER)
 @pytest.mark.parametrize("way", [assert_same_on_two_streams, assert_same_in_two_threads, assert_same_in_two_graphs_and_eager])
-def test_overlapping_launches_compute_what_they_compute_alone(way, pair, gpu, seed):
+def test_v42_v45_overlapping_launches_compute_what_they_compute_alone(way, pair, gpu, seed):
     *cases, schedule = TOGETHER[pair]
     makers = [grouped_workload.build if isinstance(case, GroupedCase) else workload.build for case in cases]
     works = [make(case, gpu, seed + turn) for turn, (make, case) in enumerate(zip(makers, cases, strict=True))]
@@ -48,7 +48,7 @@ def test_overlapping_launches_compute_what_they_compute_alone(way, pair, gpu, se
 
 
 @pytest.mark.parametrize("repeats, case, schedule", REPEATED, ids=[f"{n}-{case}-{how}".replace(" ", "-") for n, case, how in REPEATED])
-def test_same_bits_every_time_beside_a_busy_stream(repeats, case, schedule, gpu, seed):
+def test_v52_v53_same_bits_every_time_beside_a_busy_stream(repeats, case, schedule, gpu, seed):
     """Products on another stream take SMs at any time, so CTAs start late, in any order, and meet cuts in any order."""
     work = build(case, gpu, seed)
     with forced(schedule):

@@ -28,7 +28,7 @@ def named(calls):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("call", named(CALLS))
-def test_a_warm_call_touches_nothing_but_its_tensors(call, gpu, seed, events):
+def test_v20_a_warm_call_touches_nothing_but_its_tensors(call, gpu, seed, events):
     case, schedule = call
     work = build(case, gpu, seed)
     with forced(schedule):
@@ -75,7 +75,7 @@ def test_host_time_of_a_warm_call(call, gpu, seed):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_descriptors_follow_the_activations(layout, gpu, seed):
+def test_v44_descriptors_follow_the_activations(layout, gpu, seed):
     """Rows of another length at the same address, then other values there: nothing of an earlier call is kept."""
     case = replace(SMALL[layout], draw="equal", rows=128, room=0)
     work, generator = build(case, gpu, seed), generator_of(gpu, seed)
@@ -89,7 +89,7 @@ def test_descriptors_follow_the_activations(layout, gpu, seed):
     assert_right(work.fenced_call(), work)
 
 
-def test_other_counts_need_no_new_kernel(gpu, seed):
+def test_v38_other_counts_need_no_new_kernel(gpu, seed):
     """No count is a compile-time value, nor the rows of x: what one call built serves the next of the same hint."""
     build(SMALL["offsets"], gpu, seed).call()
     before = counters()
@@ -99,7 +99,7 @@ def test_other_counts_need_no_new_kernel(gpu, seed):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_warm_up_leaves_nothing_to_build_or_load(layout, gpu, seed):
+def test_v38_warm_up_leaves_nothing_to_build_or_load(layout, gpu, seed):
     """No other test uses this shape."""
     case = GroupedCase(3, 392, 544, layout, 20, "ragged")
     report = chord_jit.warm_up([problem_of(case, gpu)])

@@ -15,7 +15,7 @@ KERNELS += [(Case(300, 128, k, 300, 1, 8), None) for k in (64, 1344, 7168)] + [(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_values(case, gpu, seed):
+def test_v47_v50_values(case, gpu, seed):
     work = build(case, gpu, seed)
     assert_right(work.fenced_call(), work)
 
@@ -32,7 +32,7 @@ def test_every_number_of_rows(block_m, gpu):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("k", [64, 1344, 7168])
-def test_every_length_of_the_last_wave(k, gpu):
+def test_v47_every_length_of_the_last_wave(k, gpu):
     """1 to 300 tiles of one panel: fewer than SMs, whole waves, and last waves of every length around them."""
     x = fenced(torch.randn(300, k, device=gpu).bfloat16())
     weight, topk_ids = weight_of(300, 128, k, False, gpu), torch.arange(300, device=gpu).view(-1, 1)

@@ -37,7 +37,7 @@ def test_result_is_allocated_where_none_is_given(case, gpu, seed):
 
 
 @pytest.mark.quick
-def test_zero_tokens_give_an_empty_result_and_launch_nothing(gpu, no_launch):
+def test_v48_zero_tokens_give_an_empty_result_and_launch_nothing(gpu, no_launch):
     """No other test uses this shape: not even a kernel is built or loaded."""
     weight = weight_of(2, 136, 352, True, gpu)
     routing = align_blocks(torch.empty(0, 3, dtype=torch.int64, device=gpu), 8, 2)
@@ -50,7 +50,7 @@ def test_zero_tokens_give_an_empty_result_and_launch_nothing(gpu, no_launch):
 
 
 @pytest.mark.quick
-def test_zero_valid_blocks_write_nothing(work, gpu):
+def test_v48_zero_valid_blocks_write_nothing(work, gpu):
     routing = align_blocks(torch.full((12, 2), -1, device=gpu), 16, 8)
     routing.sorted_ids.copy_(torch.arange(len(routing.sorted_ids), device=gpu) % 24)
     routing.expert_ids.zero_()
@@ -87,7 +87,7 @@ def test_the_last_block_may_reach_past_the_capacity(work, gpu):
 
 
 @pytest.mark.parametrize("case", BESIDE_NAN, ids=str)
-def test_neighbour_experts_are_never_touched(case, gpu, seed):
+def test_v50_neighbour_experts_are_never_touched(case, gpu, seed):
     """The weight lies between two experts whose scales are NaN."""
     work = build(case, gpu, seed)
     data = work.weight.data

@@ -22,7 +22,7 @@ KERNELS = [(CASE, None), (EP8, None)]
 
 @pytest.mark.quick
 @pytest.mark.parametrize("case", [CASE, EP8], ids=str)
-def test_replay_follows_routing_written_into_the_same_buffers(case, gpu, seed):
+def test_v40_replay_follows_routing_written_into_the_same_buffers(case, gpu, seed):
     work = build(case, gpu, seed)
     work.x.copy_(torch.randn(work.x.shape, device=gpu))
     out = work.fenced_call()
@@ -59,7 +59,7 @@ def test_the_builder_is_captured_with_its_call(gpu, seed):
         assert torch.equal(bits(out), bits(eager))
 
 
-def test_branches_and_repeated_sites_of_one_graph(gpu, seed):
+def test_v45_branches_and_repeated_sites_of_one_graph(gpu, seed):
     """Two branches that may overlap and two launches in a row: each site counts its own tiles."""
     works = [build(case, gpu, seed + turn) for turn, case in enumerate((CASE, EP8, CASE))]
     expected = [work.fenced_call() for work in works]
@@ -84,7 +84,7 @@ def test_branches_and_repeated_sites_of_one_graph(gpu, seed):
 
 
 @pytest.mark.quick
-def test_a_cold_call_under_capture_is_refused_and_the_stream_stays_usable(gpu, seed):
+def test_v40_a_cold_call_under_capture_is_refused_and_the_stream_stays_usable(gpu, seed):
     """No other test uses this shape."""
     work = build(Case(2, 264, 416, 3, 1, 8), gpu, seed)
     warm = build(CASE, gpu, seed)

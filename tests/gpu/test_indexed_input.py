@@ -88,7 +88,7 @@ def call(gpu, seed):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_refused_before_a_launch(name, call, no_launch):
+def test_v43_bad_input_is_refused_before_a_launch(name, call, no_launch):
     error, change = BAD[name]
     before = counters()
     with pytest.raises(error) as caught:
@@ -110,7 +110,7 @@ ILLEGAL = [
 
 
 @pytest.mark.parametrize("overrides, rule", ILLEGAL, ids=[" ".join(overrides) for overrides, _ in ILLEGAL])
-def test_an_illegal_override_names_itself_and_launches_nothing(overrides, rule, call, no_launch):
+def test_v57_an_illegal_override_names_itself_and_launches_nothing(overrides, rule, call, no_launch):
     with knobs.scope(**overrides), pytest.raises(OverrideError, match=rule) as caught:
         chord_jit.indexed(**call)
     assert set(overrides) <= set(caught.value.values)

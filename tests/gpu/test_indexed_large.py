@@ -12,7 +12,7 @@ from tests.gpu.workload import Work
 KERNELS = [(Case(384, 4096, 7168, 3, 4, 8), None), (Case(3, 7168, 7168, 120, 1, 16), None)]
 
 
-def test_weight_of_more_than_2_31_bytes(gpu, seed):
+def test_v46_weight_of_more_than_2_31_bytes(gpu, seed):
     """All experts of Kimi K2 on one GPU: the last ones lie 6.3 GB behind the first."""
     weight = random_bytes(384, 4096, 7168, gpu, seed)
     assert weight.nbytes > 2**32
@@ -22,7 +22,7 @@ def test_weight_of_more_than_2_31_bytes(gpu, seed):
     assert_right(work.fenced_call(), work)
 
 
-def test_activations_and_output_of_more_than_2_31_elements(gpu, seed):
+def test_v46_v54_activations_and_output_of_more_than_2_31_elements(gpu, seed):
     """300,032 rows x 7168 on both sides; 64 rows at each end are routed, and no other row is read or written."""
     rows, size, ends = 300_032, 7168, 64
     assert rows * size > 2**31

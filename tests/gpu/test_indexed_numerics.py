@@ -71,6 +71,6 @@ REPEATED = [
 
 
 @pytest.mark.parametrize("repeats, case", REPEATED, ids=[f"{repeats}-{case}" for repeats, case in REPEATED])
-def test_same_bits_every_time(repeats, case, gpu, seed):
+def test_v53_same_bits_every_time(repeats, case, gpu, seed):
     work = build(case, gpu, seed)
     assert_same_bits(work, work.fenced_call(), repeats)

@@ -16,6 +16,6 @@ KERNELS = [(case, None) for pair in PAIRS.values() for case in pair]
 
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("way", [assert_same_on_two_streams, assert_same_in_two_threads, assert_same_in_two_graphs_and_eager])
-def test_overlapping_launches_compute_what_they_compute_alone(way, pair, gpu, seed):
+def test_v42_v45_overlapping_launches_compute_what_they_compute_alone(way, pair, gpu, seed):
     works = [build(case, gpu, seed + turn) for turn, case in enumerate(PAIRS[pair])]
     way(works, [work.fenced_call() for work in works])

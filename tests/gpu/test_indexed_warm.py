@@ -17,7 +17,7 @@ def test_the_listener_hears_a_file(events):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_warm_call_touches_nothing_but_its_tensors(case, gpu, seed, events):
+def test_v20_a_warm_call_touches_nothing_but_its_tensors(case, gpu, seed, events):
     work = build(case, gpu, seed)
     out = work.fenced_call()
     work.call(out=out)
@@ -59,7 +59,7 @@ def test_the_builder_does_not_wait_for_the_device(tokens, dtype, gpu):
     assert torch.equal(routing.expert_ids[: padded // 16].cpu(), expected.expert_ids[: padded // 16])
 
 
-def test_other_token_counts_need_no_new_kernel(gpu, seed):
+def test_v38_other_token_counts_need_no_new_kernel(gpu, seed):
     """A token count is no compile-time value: what one count built serves the next of the same class."""
     build(Case(8, 384, 192, 12, 2, 16), gpu, seed).call(expected_rows=3.0)
     before = counters()
@@ -68,7 +68,7 @@ def test_other_token_counts_need_no_new_kernel(gpu, seed):
     assert (counters().compiles, counters().loads) == (before.compiles, before.loads)
 
 
-def test_warm_up_leaves_nothing_to_build_or_load(gpu, seed):
+def test_v38_warm_up_leaves_nothing_to_build_or_load(gpu, seed):
     """No other test uses this shape."""
     case = Case(3, 392, 544, 5, 2, 8, weighted=True)
     report = chord_jit.warm_up([problem_of(case, gpu)])

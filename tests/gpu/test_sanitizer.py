@@ -66,7 +66,7 @@ def test_broken_layouts_write_nothing_outside_and_every_launch_ends(runs):
 
 @pytest.mark.skipif(SANITIZER is None, reason="compute-sanitizer is not on PATH")
 @pytest.mark.parametrize("program, tool", RUNS)
-def test_sanitizer_finds_nothing(program, tool, runs):
+def test_v47_sanitizer_finds_nothing(program, tool, runs):
     output = output_of(runs[program, tool])
     if "Device not supported" in output:
         pytest.skip("compute-sanitizer cannot attach to this device")

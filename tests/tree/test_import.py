@@ -58,7 +58,7 @@ def touched_by(body: str) -> list[str]:
     return result.stdout.split("\n")[:-1]
 
 
-def test_import_touches_nothing():
+def test_v13_import_touches_nothing():
     assert touched_by("import chord_jit; dir(chord_jit); chord_jit.__version__") in ([], [""])
 
 

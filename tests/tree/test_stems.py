@@ -41,7 +41,7 @@ def test_no_header_or_table_without_a_template():
 @pytest.mark.parametrize("sms", SM_COUNTS)
 @pytest.mark.parametrize("arch", sorted(device.TARGETS))
 @pytest.mark.parametrize("name", FAMILIES)
-def test_whatever_is_chosen_is_legal(name, arch, sms):
+def test_v34_v37_whatever_is_chosen_is_legal(name, arch, sms):
     facts = dataclasses.replace(device.target(arch), sms=sms)
     for model in DEPLOYMENTS:
         problems = list(family(name).deployment(model, facts))

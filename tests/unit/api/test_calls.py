@@ -129,7 +129,7 @@ def test_a_weight_on_the_cpu_has_no_block_size(host_call, monkeypatch, gpus):
     assert caught.value.values == {"device": -1} and "chord_jit.reference" in caught.value.remedy
 
 
-def test_a_gpu_of_another_capability_is_refused(monkeypatch):
+def test_v29_a_gpu_of_another_capability_is_refused(monkeypatch):
     class Properties:
         name, major, minor = "NVIDIA A100", 8, 0
 

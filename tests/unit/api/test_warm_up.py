@@ -64,7 +64,7 @@ def test_a_kernel_that_fails_is_reported_and_not_loaded(loaded, monkeypatch, fak
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-def test_a_deployment_is_asked_of_every_family(loaded, monkeypatch, gpu):
+def test_v37_a_deployment_is_asked_of_every_family(loaded, monkeypatch, gpu):
     asked = []
 
     def deployment(model, facts):

@@ -53,7 +53,7 @@ def test_swiglu_halves_the_output(family, layout):
 
 @every_layout
 @pytest.mark.parametrize("current, guards", [(1, []), (0, [1])])
-def test_the_launch_happens_on_the_tensors_device(machine, family, layout, current, guards):
+def test_v42_the_launch_happens_on_the_tensors_device(machine, family, layout, current, guards):
     machine.current = current
     for _ in range(2):
         machine.guards.clear()
@@ -126,7 +126,7 @@ def test_row_counts_share_a_plan_under_one_hint(family):
     assert len(family.prepared) == 1 and [told["rows"] for told in family.launches] == list(range(1, 30))
 
 
-def test_what_is_remembered_is_bounded(family, monkeypatch):
+def test_v39_what_is_remembered_is_bounded(family, monkeypatch):
     monkeypatch.setattr(grouped, "_MAX_PLANS", 8)
     call = good("masked")
     for expected in range(1, 51):
@@ -158,7 +158,7 @@ def test_without_out_the_result_is_made(family, monkeypatch, layout, swiglu, wid
 
 @every_layout
 @pytest.mark.parametrize("checked", [False, True])
-def test_zero_rows_launch_nothing(family, layout, checked):
+def test_v48_zero_rows_launch_nothing(family, layout, checked):
     out, call = bf16(0, N), good(layout)
     none = {**call, "x": bf16(0, K), "out": out, "checked": checked}
     if layout == "blocks":
@@ -167,14 +167,14 @@ def test_zero_rows_launch_nothing(family, layout, checked):
     assert family.launches == family.prepared == family.asked == []
 
 
-def test_no_slots_are_no_rows(family):
+def test_v48_no_slots_are_no_rows(family):
     out = bf16(0, N)
     assert ask(family, "masked", {**good("masked"), "x": bf16(EXPERTS, 0, K), "out": out}) is out and family.launches == []
 
 
 # -- what stops a call --------------------------------------------------------------------------------------------------
 @every_layout
-def test_a_cold_call_under_capture_leaves_nothing_behind(family, layout, monkeypatch):
+def test_v40_a_cold_call_under_capture_leaves_nothing_behind(family, layout, monkeypatch):
     def refuse(*_):
         raise CaptureError("load a kernel", "it must be loaded before", {}, "warm up")
 

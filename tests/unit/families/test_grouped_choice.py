@@ -44,7 +44,7 @@ def test_a_prefill_of_any_length_shares_its_problems(family):
 
 # -- deployments --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", KIMI)
-def test_a_deployment_needs_few_kernels(name):
+def test_v36_a_deployment_needs_few_kernels(name):
     model = KIMI[name]
     asked = list(FAMILY.deployment(model, H200))
     pairs = [(one, FAMILY.schedule(one)) for one in asked]
@@ -58,7 +58,7 @@ def test_a_deployment_needs_few_kernels(name):
 
 
 @every_layout
-def test_no_call_asks_for_what_warm_up_did_not_make(machine, layout):
+def test_v38_no_call_asks_for_what_warm_up_did_not_make(machine, layout):
     model = Deployment(256, 128, 6, 2)
     warmed = set(FAMILY.deployment(model, H200))
     family = Written(machine)

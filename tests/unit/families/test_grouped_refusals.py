@@ -118,13 +118,13 @@ def refused(family, layout, call, error, rule, values):
 
 @every_layout
 @pytest.mark.parametrize("error, rule, values, change", OPERANDS.values(), ids=OPERANDS)
-def test_a_broken_rule_of_activations_and_weight_is_named(family, layout, error, rule, values, change):
+def test_v43_v44_a_broken_rule_of_activations_and_weight_is_named(family, layout, error, rule, values, change):
     call = good(layout)
     refused(family, layout, {**call, **change(call, layout)}, error, rule, values)
 
 
 @pytest.mark.parametrize("layout, error, rule, values, change", OWN)
-def test_a_broken_rule_of_the_layout_is_named(family, layout, error, rule, values, change):
+def test_v43_a_broken_rule_of_the_layout_is_named(family, layout, error, rule, values, change):
     call = good(layout)
     refused(family, layout, {**call, **change(call)}, error, rule, values)
 
@@ -156,7 +156,7 @@ class Tall(OnGpu):
 
 
 @pytest.mark.parametrize("layout", ["offsets", "masked"])
-def test_rows_past_int32_are_refused(family, layout):
+def test_v46_rows_past_int32_are_refused(family, layout):
     tall = torch.empty(1, K, dtype=torch.bfloat16).expand(6 * 2**29, K).as_subclass(Tall)
     refused(family, layout, {**good(layout), "x": tall, "out": None}, InputError, "rows of x must fit in int32", f"rows={6 * 2**29}")
 
@@ -252,7 +252,7 @@ def test_an_unknown_layout_is_refused(layout):
 
 
 @pytest.mark.parametrize("experts, n, k", [(0, N, K), (8, 252, K), (8, N, 200)])
-def test_a_shape_that_no_padding_serves_is_refused(experts, n, k):
+def test_v51_a_shape_that_no_padding_serves_is_refused(experts, n, k):
     with pytest.raises(InputError, match="N a positive multiple of 8, K a positive multiple of 32") as caught:
         FAMILY.problem(H200, experts, n, k, 1.0, layout="masked")
     assert caught.value.asked == "choose a kernel for grouped W4A16"

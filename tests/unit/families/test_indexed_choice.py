@@ -34,7 +34,7 @@ def test_every_problem_has_candidates_and_they_are_legal(asked):
 
 
 @given(problems())
-def test_the_choice_is_legal_and_always_the_same(asked):
+def test_v34_the_choice_is_legal_and_always_the_same(asked):
     chosen = FAMILY.schedule(asked)
     assert violations(asked, chosen) == []
     assert IndexedFamily().schedule(replace(asked)) == chosen
@@ -42,7 +42,7 @@ def test_the_choice_is_legal_and_always_the_same(asked):
 
 @given(problems(), st.data())
 @settings(max_examples=40)
-def test_one_cubin_serves_every_expert_row_and_sm_count(asked, data):
+def test_v35_one_cubin_serves_every_expert_row_and_sm_count(asked, data):
     """Fields that a launch can tell the kernel are no part of it, so they are no part of the key."""
     one = data.draw(st.sampled_from(FAMILY.candidates(asked)))
     elsewhere = [
@@ -59,7 +59,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-def test_what_the_code_depends_on_is_part_of_the_key():
+def test_v15_what_the_code_depends_on_is_part_of_the_key():
     base, one = problem(n=512, k=1024), Schedule("w4a16_mma", 8, 128, 256, 3)
     specs = [FAMILY.spec(replace(base, **change), one) for change in ({}, *CHANGES.values())]
     fields = (dict(bm=16), dict(bk=512), dict(stages=2), dict(split=2), dict(ctas=2))
@@ -75,7 +75,7 @@ def test_h20_and_h100_and_b200_choose_for_themselves_among_the_same_kernels(sms)
 
 # -- deployments --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", KIMI)
-def test_a_deployment_needs_few_kernels(name):
+def test_v36_a_deployment_needs_few_kernels(name):
     model = KIMI[name]
     asked = list(FAMILY.deployment(model, H200))
     pairs = [(one, FAMILY.schedule(one)) for one in asked]
@@ -88,7 +88,7 @@ def test_a_deployment_needs_few_kernels(name):
 
 
 @pytest.mark.parametrize("ranks", [dict(tp=2), dict(ep=2)], ids=str)
-def test_no_decode_step_asks_for_what_warm_up_did_not_make(machine, monkeypatch, ranks):
+def test_v38_no_decode_step_asks_for_what_warm_up_did_not_make(machine, monkeypatch, ranks):
     """Each step as a server makes it: block size, routing, gate/up, then down with and without routing weights."""
     monkeypatch.setattr(FAMILY, "schedule", cache(FAMILY.schedule))
     model, asked = Deployment(128, 64, 8, 2, **ranks), set()
@@ -131,7 +131,7 @@ def test_an_unknown_dequantisation_is_refused():
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120a", ""])
-def test_an_unknown_architecture_is_refused_before_a_compile(arch):
+def test_v29_an_unknown_architecture_is_refused_before_a_compile(arch):
     with pytest.raises(UnsupportedDeviceError, match="must be a known target"):
         device.target(arch)
     asked = replace(problem(), facts=replace(H200, arch=arch))

@@ -89,7 +89,7 @@ ASKED = ("x", "weight", "routing", "swiglu", "topk_weights")
 
 
 @pytest.mark.parametrize("error, rule, values, change", REFUSED.values(), ids=REFUSED)
-def test_a_broken_rule_is_named(machine, call, error, rule, values, change):
+def test_v43_v44_a_broken_rule_is_named(machine, call, error, rule, values, change):
     bad = {**call, **change(call)}
     assert not _fits(*(bad[name] for name in ASKED))
     with pytest.raises(error) as caught:
@@ -162,7 +162,7 @@ def test_a_count_is_taken(machine, call, hint):
 
 
 @pytest.mark.parametrize("experts, n, k", [(0, N, K), (8, 252, K), (8, 0, K), (8, N, 16), (8, N, 200), (8, N, 0), (8, -8, K)])
-def test_a_shape_that_no_padding_serves_is_refused(experts, n, k):
+def test_v51_a_shape_that_no_padding_serves_is_refused(experts, n, k):
     with pytest.raises(InputError, match="N a positive multiple of 8, K a positive multiple of 32") as caught:
         FAMILY.problem(device.target("sm_90a"), experts, n, k, 1.0)
     assert caught.value.values == {"experts": experts, "N": n, "K": k}

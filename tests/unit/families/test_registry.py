@@ -38,7 +38,7 @@ def registered(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", base.FAMILIES)
-def test_a_listed_family_keeps_the_protocol(name):
+def test_v37_a_listed_family_keeps_the_protocol(name):
     owner = base.family(name)
     assert owner.name == name
     for method in METHODS:

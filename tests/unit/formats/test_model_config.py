@@ -65,7 +65,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("content", "says"), REFUSED, ids=[says for _, says in REFUSED])
-def test_other_schemes_are_refused_by_name(content, says):
+def test_v51_other_schemes_are_refused_by_name(content, says):
     with pytest.raises(InputError, match=says):
         require_int4_group32(content)
 

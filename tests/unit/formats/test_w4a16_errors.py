@@ -60,7 +60,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("interleave", [False, True])
-def test_refused(name, interleave):
+def test_v51_refused(name, interleave):
     changes, error, says = REFUSED[name]
     with pytest.raises(error, match=f"(?s){says}") as caught:
         pack_w4a16(**{"weight": CODES, "scale": SCALE, "interleave": interleave, **changes})

@@ -42,7 +42,7 @@ def mixed_tree(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a"])
-def test_nvrtc_gives_a_cubin_with_facts(place, arch):
+def test_v28_nvrtc_gives_a_cubin_with_facts(place, arch):
     entry = engine.build(spec(arch=arch))
     assert elf.kernels(entry.cubin) == [entry.symbol] == ["chord_toy_add"]
     assert 0 < entry.facts["registers"] < 64 and entry.facts["spill_bytes"] == entry.facts["stack_bytes"] == 0
@@ -52,7 +52,7 @@ def test_nvrtc_gives_a_cubin_with_facts(place, arch):
     assert (again.origin, again.cubin, again.facts) == ("hit", entry.cubin, entry.facts) and counters.counters().compiles == 1
 
 
-def test_two_checkouts_give_the_same_bytes(tmp_path):
+def test_v27_two_checkouts_give_the_same_bytes(tmp_path):
     """Nothing of the machine reaches the cubin: no path, no time, no chance name."""
     images = []
     for name in ("one", "another/and a blank/deeper"):
@@ -71,7 +71,7 @@ def test_refused_source_shows_the_log_with_the_program_name(place):
     assert caught.value.values["version"] == toolchain.discover().compiler.version
 
 
-def test_unknown_target_is_refused_before_the_compiler(fake):
+def test_v29_unknown_target_is_refused_before_the_compiler(fake):
     with pytest.raises(UnsupportedDeviceError, match="sm_120"):
         engine.build(spec(arch="sm_120"))
     assert fake.compiles() == []
@@ -107,7 +107,7 @@ def script(tmp_path, monkeypatch):
     return Nvcc(replace(found, kind="nvcc", compiler=replace(found.compiler, path=path)))
 
 
-def test_nvcc_gets_a_list_of_words_and_a_quiet_environment(script, tmp_path):
+def test_v27_nvcc_gets_a_list_of_words_and_a_quiet_environment(script, tmp_path):
     request = replace(compiler.request(spec(), "the source"), includes=(tmp_path / "my headers",))
     assert script.compile(request).cubin == b"the source"
     folder = script.toolchain.compiler.path.parent

@@ -24,7 +24,7 @@ BROKEN = (
 )
 
 
-def test_global_functions_only():
+def test_v33_global_functions_only():
     assert elf.kernels(WHOLE) == ["chord_a", "chord_b"]
     assert elf.kernels(cubin()) == []
 

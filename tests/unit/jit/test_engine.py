@@ -17,7 +17,7 @@ from chord_jit.jit.counters import Counters
 from tests.toy.family import ASSETS, spec
 
 
-def test_counters_tell_compile_memory_and_store_apart(fake):
+def test_v20_counters_tell_compile_memory_and_store_apart(fake):
     origins = [engine.build(spec()).origin, engine.build(spec()).origin]
     engine.forget()
     origins.append(engine.build(spec()).origin)
@@ -34,7 +34,7 @@ def test_another_cache_folder_gets_its_own_entry(fake, tmp_path):
     assert engine.build(spec()).origin == "hit"
 
 
-def test_32_threads_with_4_keys_compile_4_times(fake):
+def test_v10_32_threads_with_4_keys_compile_4_times(fake):
     slow = replace(fake, seconds=0.05)
     gate = threading.Barrier(32)
 
@@ -122,7 +122,7 @@ def test_a_missing_toolchain_is_not_remembered(fake):
     ("text", "ELF header"), ("ptx", "ELF header"), ("empty", "ELF header"), ("cut", "end inside"),
     ("nameless", "exactly once"), ("twice", "exactly once"),
 ])
-def test_a_lying_compiler_publishes_nothing(place, fake, behaviour, complaint):
+def test_v28_v33_a_lying_compiler_publishes_nothing(place, fake, behaviour, complaint):
     with pytest.raises(CompileError, match=complaint):
         engine.build(spec(), replace(fake, behaviour=behaviour))
     assert place.entries() == place.leftovers() == [] and counters.counters().compiles == 0
@@ -225,7 +225,7 @@ def test_threads_load_once(driver):
     assert len(set(map(id, kernels))) == 1 and driver.names().count("cuLibraryLoadData") == 1
 
 
-def test_capture_refuses_a_miss_before_any_work_and_allows_a_hit(driver, fake, monkeypatch):
+def test_v40_capture_refuses_a_miss_before_any_work_and_allows_a_hit(driver, fake, monkeypatch):
     kernel = engine.load(spec(1), 0)
     monkeypatch.setattr(loader, "capturing", lambda device: True)
     before = list(driver.calls)
@@ -245,7 +245,7 @@ def test_nothing_captures_before_cuda_has_started(monkeypatch):
     assert loader.capturing(0) is False
 
 
-def test_an_old_driver_is_named(driver):
+def test_v32_an_old_driver_is_named(driver):
     driver.refuses["cuLibraryLoadData"] = RuntimeError('Function "cuLibraryLoadData" not found')
     with pytest.raises(UnsupportedDeviceError, match="branch 580") as caught:
         engine.load(spec(), 0)
@@ -293,7 +293,7 @@ def test_a_fork_during_a_compile_leaves_the_child_free(fake):
     assert done.is_set()
 
 
-def test_maps_stay_bounded(driver):
+def test_v39_maps_stay_bounded(driver):
     for _ in range(300):
         with knobs.scope(CHORD_LOCK_TIMEOUT="9"):
             engine.load(spec(), 0)

@@ -46,11 +46,11 @@ def tree(tmp_path):
 
 
 @pytest.mark.parametrize("change", SPECS)
-def test_every_part_of_the_spec_counts(tree, change):
+def test_v15_every_part_of_the_spec_counts(tree, change):
     assert key_of(SPECS[change]).digest != key_of(BASE).digest
 
 
-def test_every_part_of_the_toolchain_counts(tree, monkeypatch):
+def test_v15_every_part_of_the_toolchain_counts(tree, monkeypatch):
     found = toolchain.discover()
     before = key_of(BASE)
     other = {name: replace(getattr(found, name), version="0.1") for name in ("compiler", "cuda_headers", "cccl", "cutlass")}
@@ -62,7 +62,7 @@ def test_every_part_of_the_toolchain_counts(tree, monkeypatch):
         assert len(digests) == 1 + list(other).index(name) + 1, name
 
 
-def test_every_option_counts(tree, monkeypatch):
+def test_v15_every_option_counts(tree, monkeypatch):
     original = compiler.flags
     digests = {key_of(BASE).digest}
     for change in (lambda flags: flags[1:], lambda flags: (*flags, "-use_fast_math"), lambda flags: flags[::-1]):
@@ -78,7 +78,7 @@ def test_the_schema_counts(tree, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["templates/toy_add.cu.j2", "include/chord/kernels/toy_add.cuh", "include/chord/toy_params.cuh"])
-def test_content_counts_and_times_do_not(tree, name):
+def test_v16_v18_content_counts_and_times_do_not(tree, name):
     before, path = key_of(BASE).digest, tree / name
     os.utime(path, (1, 1))
     assert key_of(BASE).digest == before
@@ -134,7 +134,7 @@ def test_text_does_not_move_between_fields():
     assert digest_of({"ab": "c"}) != digest_of({"a": "bc"}) != digest_of({"a": "b", "c": ""})
 
 
-def test_same_key_from_another_folder_with_another_hash_seed(tmp_path):
+def test_v18_v21_same_key_from_another_folder_with_another_hash_seed(tmp_path):
     copy = tmp_path / "with a blank" / "copy"
     for name in ("chord_jit", "templates", "include", "tests/toy"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -43,12 +43,12 @@ def test_the_driver_gets_the_struct_and_the_configuration(fake, values):
 
 
 @pytest.mark.parametrize("cluster, seen", [(1, 0), (2, 2), (8, 8)])
-def test_a_cluster_is_an_attribute_of_the_launch(fake, cluster, seen):
+def test_v40_a_cluster_is_an_attribute_of_the_launch(fake, cluster, seen):
     new(cluster)(0, *VALUES[0])
     assert fake.launches[0].cluster == seen
 
 
-def test_each_call_writes_its_own_values_and_stream(fake):
+def test_v42_each_call_writes_its_own_values_and_stream(fake):
     enqueue = new()
     streams = [0, 5, 5, 0, 2**64 - 1, 5]
     values = [[random.getrandbits(63) for _ in range(3)] + [random.getrandbits(31) for _ in range(2)] for _ in streams]

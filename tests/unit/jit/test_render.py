@@ -52,7 +52,7 @@ def test_source_holds_struct_symbol_and_last_newline(place):
     assert source.endswith("}\n")
 
 
-def test_source_does_not_depend_on_what_was_rendered_before(place):
+def test_v17_source_does_not_depend_on_what_was_rendered_before(place):
     first = render(spec(7))
     others = {render(spec(scale)) for scale in range(100, 200)}
     assert len(others) == 100 and render(spec(7)) == first not in others

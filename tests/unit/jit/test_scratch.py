@@ -60,14 +60,14 @@ def test_streams_and_devices_share_nothing(torch):
     assert [scratch.address(device, stream, 64) for device, stream in ((0, 0), (0, 7), (1, 0), (1, 7))] == taken
 
 
-def test_a_larger_request_replaces_the_buffer_and_frees_nothing_that_a_launch_may_still_be_told_of(torch):
+def test_v54_a_larger_request_replaces_the_buffer_and_frees_nothing_that_a_launch_may_still_be_told_of(torch):
     small = scratch.address(0, 7, 100)
     large = scratch.address(0, 7, 101)
     assert large != small and torch.alive == {small, large}
     assert scratch.address(0, 7, 100) == scratch.address(0, 7, 101) == large
 
 
-def test_each_captured_launch_gets_memory_of_the_graphs_pool_and_keeps_none(torch):
+def test_v45_each_captured_launch_gets_memory_of_the_graphs_pool_and_keeps_none(torch):
     eager = scratch.address(0, 7, 100)
     torch.capturing = True
     captured = [scratch.address(0, 7, 50) for _ in range(3)]
@@ -76,7 +76,7 @@ def test_each_captured_launch_gets_memory_of_the_graphs_pool_and_keeps_none(torc
     assert scratch.address(0, 7, 100) == eager
 
 
-def test_a_stream_first_seen_in_a_capture_gets_its_own_when_eager(torch):
+def test_v45_a_stream_first_seen_in_a_capture_gets_its_own_when_eager(torch):
     torch.capturing = True
     captured = scratch.address(0, 7, 100)
     torch.capturing = False

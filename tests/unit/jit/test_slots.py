@@ -74,7 +74,7 @@ def test_a_stream_keeps_its_slot_and_no_other_gets_it(torch):
     assert taken == [BASE[0] + STRIDE * index for index in (0, 1, 2, 1, 0, 2)]
 
 
-def test_a_captured_site_gets_a_new_slot_each_time(torch):
+def test_v45_a_captured_site_gets_a_new_slot_each_time(torch):
     slots.prepare(0)
     eager = slots.address(0, 7)
     torch.capturing = True
@@ -85,7 +85,7 @@ def test_a_captured_site_gets_a_new_slot_each_time(torch):
     assert slots.address(0, 7) not in {eager, *captured}
 
 
-def test_a_stream_first_seen_in_a_capture_gets_another_slot_when_eager(torch):
+def test_v45_a_stream_first_seen_in_a_capture_gets_another_slot_when_eager(torch):
     slots.prepare(0)
     torch.capturing = True
     captured = slots.address(0, 7)
@@ -126,7 +126,7 @@ def test_the_first_call_on_a_device_must_not_be_captured(torch):
     assert torch.zeroed == [(8 * STRIDE, 0)]
 
 
-def test_a_slot_holds_its_ticket_and_the_joints_of_the_widest_launch(torch):
+def test_v54_a_slot_holds_its_ticket_and_the_joints_of_the_widest_launch(torch):
     """Two bits for each warpgroup of a launch, in words of 16 joints, as ``chord::Joint`` finds them."""
     slots.prepare(0)
     first, second = slots.address(0, 1), slots.address(0, 2)

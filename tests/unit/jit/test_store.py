@@ -61,7 +61,7 @@ def test_equal_builds_write_equal_bytes(place, fake, tmp_path):
     assert contents[0] == contents[1]
 
 
-def test_a_warm_build_reads_no_source_of_time(place, entry, fake):
+def test_v16_a_warm_build_reads_no_source_of_time(place, entry, fake):
     (folder,) = place.entries()
     for path in folder.iterdir():
         os.utime(path, (1, 1))

@@ -54,14 +54,14 @@ def test_equal_requests_are_asked_once(fake):
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_no_part_of_a_request_is_left_out_of_the_memory(fake, change):
+def test_v44_no_part_of_a_request_is_left_out_of_the_memory(fake, change):
     """A matrix of another shape at a known address has a descriptor of its own, and the first one's is not lost."""
     first, other = describe(), describe(**change)
     assert first != other and len(fake.asked) == 2
     assert (describe(), describe(**change)) == (first, other) and len(fake.asked) == 2
 
 
-def test_what_is_remembered_is_bounded(fake):
+def test_v39_what_is_remembered_is_bounded(fake):
     assert tensor_map.rows_of.cache_info().maxsize <= 4096
 
 

@@ -58,7 +58,7 @@ def put_nvcc(path: Path, version: str = "12.9.86") -> Path:
     return path
 
 
-def test_wheels_of_cuda_13(machine):
+def test_v26_wheels_of_cuda_13(machine):
     put(machine / "site", WHEELS_13)
     put_file(machine / "site/nvidia/cu13/lib/libnvrtc.so.13")
     put_file(machine / "site/cutlass_library/source/include/cutlass/version.h", CUTLASS)
@@ -77,7 +77,7 @@ TOOLKITS = (
 
 
 @pytest.mark.parametrize("name, folder, layout", TOOLKITS, ids=[case[0] for case in TOOLKITS])
-def test_toolkits(machine, name, folder, layout):
+def test_v26_v27_toolkits(machine, name, folder, layout):
     put(machine / folder, layout)
     put_file(machine / folder / "lib64/libnvrtc.so.13.0.96")
     (machine / folder / "lib64/libnvrtc.so.13").symlink_to("libnvrtc.so.13.0.96")
@@ -93,19 +93,19 @@ CUDA_HOMES = (":{kit}", "{kit}:", "{kit}/", "  {kit} ", "/nonexistent:{kit}", "{
 
 
 @pytest.mark.parametrize("text", CUDA_HOMES)
-def test_cuda_home_in_every_spelling(machine, text):
+def test_v23_cuda_home_in_every_spelling(machine, text):
     put(machine / "kit", TOOLKIT_13)
     with knobs.scope(CUDA_HOME=text.format(kit=machine / "kit")):
         assert discover().cuda_headers.path == machine / "kit/include"
 
 
 @pytest.mark.parametrize("text", ["", "   ", ":", "/nonexistent/", "/dev/null"])
-def test_cuda_home_that_names_nothing(machine, text):
+def test_v23_cuda_home_that_names_nothing(machine, text):
     with knobs.scope(CUDA_HOME=text):
         assert discover().cuda_headers.path is None
 
 
-def test_headers_of_another_major_version_are_passed_over(machine):
+def test_v26_headers_of_another_major_version_are_passed_over(machine):
     put(machine / "site", WHEELS_12, major=12)
     put_file(machine / "site/nvidia/cu13/lib/libnvrtc.so.13")
     assert discover().cuda_headers.path is None
@@ -114,7 +114,7 @@ def test_headers_of_another_major_version_are_passed_over(machine):
         assert discover().cuda_headers.path == machine / "kit/include"
 
 
-def test_nvcc_12_takes_the_wheels_of_cuda_12(machine):
+def test_v26_nvcc_12_takes_the_wheels_of_cuda_12(machine):
     put(machine / "site", WHEELS_12, major=12)
     with knobs.scope(CHORD_COMPILER="nvcc", CHORD_NVCC=str(put_nvcc(machine / "bin/nvcc"))):
         found = discover()
@@ -145,7 +145,7 @@ def test_nvcc_that_does_not_answer_shares_no_key_with_one_that_does(machine):
         assert discover().compiler.version.startswith("unusable")
 
 
-def test_the_same_compiler_through_two_links_has_one_version(machine):
+def test_v14_the_same_compiler_through_two_links_has_one_version(machine):
     put_nvcc(machine / "kit/bin/nvcc")
     (machine / "link").symlink_to(machine / "kit")
     versions = []
@@ -155,7 +155,7 @@ def test_the_same_compiler_through_two_links_has_one_version(machine):
     assert versions == ["12.9.86"] * 2
 
 
-def test_the_error_names_every_part_place_and_remedy(machine):
+def test_v22_v26_the_error_names_every_part_place_and_remedy(machine):
     with knobs.scope(CUDA_HOME=str(machine / "kit")), pytest.raises(ToolchainError) as caught:
         discover().require()
     text = str(caught.value)
@@ -165,7 +165,7 @@ def test_the_error_names_every_part_place_and_remedy(machine):
     assert f"nvidia-cuda-nvrtc=={schema.PINNED_COMPILER}" in text and f"nvidia-cutlass=={schema.PINNED_CUTLASS}" in text
 
 
-def test_the_error_of_nvcc_names_the_search_path(machine):
+def test_v22_the_error_of_nvcc_names_the_search_path(machine):
     with knobs.scope(CHORD_COMPILER="nvcc", CUDA_HOME=str(machine / "kit")), pytest.raises(ToolchainError) as caught:
         discover().require()
     assert str(machine / "kit/bin/nvcc") in str(caught.value) and "CHORD_NVCC" in str(caught.value)
@@ -180,7 +180,7 @@ def test_cutlass_by_its_own_variable(machine):
         assert discover().cutlass.path is None
 
 
-def test_probed_once(machine, monkeypatch):
+def test_v20_probed_once(machine, monkeypatch):
     put_nvcc(machine / "bin/nvcc")
     with knobs.scope(CHORD_COMPILER="nvcc"):
         first = discover()

@@ -32,7 +32,7 @@ def test_only_misses_are_compiled_and_the_report_counts(fake):
     assert str(report).startswith("4 kernels in") and "3 compiled, 1 found, 0 failed" in str(report)
 
 
-def test_the_second_run_starts_no_process(fake, monkeypatch):
+def test_v20_v36_the_second_run_starts_no_process(fake, monkeypatch):
     warm_up(SPECS, jobs=2)
     forget()
     monkeypatch.setattr(subprocess, "Popen", None)

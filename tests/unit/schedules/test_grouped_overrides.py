@@ -75,7 +75,7 @@ REFUSED = {
 
 @every_problem
 @pytest.mark.parametrize("fields, mma, wgmma", REFUSED.values(), ids=REFUSED)
-def test_an_illegal_override_names_variable_value_and_the_rule_of_each_kernel(asked, fields, mma, wgmma):
+def test_v57_an_illegal_override_names_variable_value_and_the_rule_of_each_kernel(asked, fields, mma, wgmma):
     with pytest.raises(OverrideError) as caught:
         overridden(asked, **fields)
     assert mma in caught.value.rule and wgmma in caught.value.rule

@@ -46,7 +46,7 @@ def test_the_table_comes_before_the_cost_model():
     assert resolve(found=measured) == measured
 
 
-def test_an_illegal_row_is_passed_over():
+def test_v55_an_illegal_row_is_passed_over():
     assert resolve(found=TILES[3], illegal=TILES[3:]) == TILES[0]
 
 
@@ -114,13 +114,13 @@ def test_all_variables_together_name_one_schedule(one, measured):
 
 
 @pytest.mark.parametrize("bm, block_m", [(8, 0), (16, 0), (8, 24), (16, 48)])
-def test_the_token_tile_alone_is_enough(bm, block_m):
+def test_v57_the_token_tile_alone_is_enough(bm, block_m):
     with knobs.scope(**overrides(bm=bm)):
         assert FAMILY.schedule(replace(FREE, block_m=block_m)).bm == bm
 
 
 @pytest.mark.parametrize("stages", range(1, 41))
-def test_a_depth_is_honoured_or_refused_by_name(stages):
+def test_v57_a_depth_is_honoured_or_refused_by_name(stages):
     try:
         with knobs.scope(**overrides(stages=stages)):
             chosen = FAMILY.schedule(FREE)
@@ -151,7 +151,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("fields, block_m, rule", REFUSED.values(), ids=REFUSED)
-def test_an_illegal_override_names_variable_value_and_rule(fields, block_m, rule):
+def test_v57_an_illegal_override_names_variable_value_and_rule(fields, block_m, rule):
     with knobs.scope(**overrides(**fields)), pytest.raises(OverrideError) as caught:
         FAMILY.schedule(replace(FREE, block_m=block_m))
     assert caught.value.rule.startswith(rule) and isinstance(caught.value, ValueError)
@@ -161,7 +161,7 @@ def test_an_illegal_override_names_variable_value_and_rule(fields, block_m, rule
 
 
 @pytest.mark.parametrize("name, text", list(product(VARIABLES.values(), ["0", "-8", "x", "8.0", "1e1"])))
-def test_what_is_no_positive_integer_is_refused_when_it_is_read(name, text):
+def test_v57_what_is_no_positive_integer_is_refused_when_it_is_read(name, text):
     with pytest.raises(OverrideError) as caught, knobs.scope(**{name: text}):
         pytest.fail("the value was taken")
     assert caught.value.values == {name: repr(text)} and caught.value.rule in ("must be an integer", "must be at least 1")

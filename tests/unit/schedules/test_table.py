@@ -90,12 +90,12 @@ def test_a_row_is_found_over_its_range_and_nowhere_else(kernel, row):
 @pytest.mark.parametrize("change", [
     dict(sms=114), dict(sms=78), dict(arch="sm_100a"), dict(layout="none"), dict(n=8), dict(k=32), dict(experts=1025), dict(swiglu=2),
 ], ids=str)
-def test_a_row_serves_no_other_gpu_and_no_other_problem(kernel, row, change):
+def test_v55_a_row_serves_no_other_gpu_and_no_other_problem(kernel, row, change):
     assert found(kernel, row, row["at_rows"]) is not None and found(kernel, row, row["at_rows"], **change) is None
 
 
 @EACH_ROW
-def test_a_row_is_legal_on_every_sm_count_and_is_what_the_family_takes(kernel, row):
+def test_v55_a_row_is_legal_on_every_sm_count_and_is_what_the_family_takes(kernel, row):
     """Of the calls that share the row some may refuse its tile (blocks of 128 rows); a call's rows may be rounded out of its range."""
     chosen, taken = Schedule(kernel, **row["schedule"]), []
     for call in CALLS[row["layout"]]:
@@ -121,7 +121,7 @@ def test_a_row_is_legal_wherever_its_tile_divides_the_block_size(kernel, row):
 
 
 @EACH_INDEXED
-def test_a_row_that_the_block_size_forbids_is_passed_over(kernel, row):
+def test_v55_a_row_that_the_block_size_forbids_is_passed_over(kernel, row):
     chosen = Schedule(kernel, **row["schedule"])
     problem = asked(row, row["at_rows"], block_m=8)
     other = FAMILY.schedule(problem)

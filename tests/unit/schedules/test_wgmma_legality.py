@@ -85,7 +85,7 @@ def test_the_edge_of_a_rule_is_legal(changes, fields):
     assert check(changes, fields) == []
 
 
-def test_the_joints_of_a_launch_fit_a_slot():
+def test_v54_the_joints_of_a_launch_fit_a_slot():
     """Two bits each, in whole words; four warpgroups on every SM that there is."""
     assert -(-wgmma.MAX_JOINTS * 2 // 32) * 4 <= slots._STRIDE - slots.JOINTS_AT and max(SM_COUNTS) * 4 <= wgmma.MAX_JOINTS
 
