@@ -9,8 +9,7 @@ import torch
 
 from chord_jit.families import kernels
 from chord_jit.families.grouped_problem import GroupedProblem
-from chord_jit.jit import engine, scratch, slots, tensor_map
-from chord_jit.jit.launch import Launch, resident_clusters
+from chord_jit.jit import scratch, slots, tensor_map
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.schedules import legality, wgmma
 from chord_jit.schedules.schedule import Schedule
@@ -39,17 +38,9 @@ def prepare(problem: GroupedProblem, schedule: Schedule, index: int) -> Bound:
 
 def _wgmma(problem: GroupedProblem, schedule: Schedule, spec: KernelSpec, index: int) -> Bound:
     sizes = wgmma.shape(problem, schedule)
-    kernel = engine.load(spec, index, sizes.shared_bytes)
-    clusters = problem.facts.sms * schedule.ctas // schedule.cn
-    with torch.cuda.device(index):
-        slots.prepare(index)
-        if schedule.cn > 1:
-            # A cluster that waits for a second wave would hold its share of the tiles back until then.
-            clusters = min(clusters, resident_clusters(kernel.handle, sizes.threads, schedule.cn, sizes.shared_bytes))
-    grid = (clusters * schedule.cn, 1, 1)
-    launch = Launch(kernel.handle, grid, sizes.threads, schedule.cn, sizes.shared_bytes, WGMMA_PARAMS)
+    launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, problem.facts.sms * schedule.ctas, schedule.cn, WGMMA_PARAMS)
     experts, k, box_rows = problem.experts, problem.k, sizes.box_rows
-    sums_bytes = sizes.sums_bytes * grid[0] if schedule.split == 2 else 0
+    sums_bytes = sizes.sums_bytes * launch.ctas if schedule.split == 2 else 0
 
     def enqueue(index: int, x: torch.Tensor, weight: int, out: int, layout: int, rows: int, segments: int, max_m: int) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
@@ -63,10 +54,7 @@ def _wgmma(problem: GroupedProblem, schedule: Schedule, spec: KernelSpec, index:
 
 def _mma(problem: GroupedProblem, schedule: Schedule, spec: KernelSpec, index: int) -> Bound:
     sizes = legality.mma_shape(problem, schedule)
-    kernel = engine.load(spec, index, sizes.shared_bytes)
-    with torch.cuda.device(index):
-        slots.prepare(index)
-    launch = Launch(kernel.handle, (problem.facts.sms * schedule.ctas, 1, 1), sizes.threads, 1, sizes.shared_bytes, MMA_PARAMS)
+    launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, problem.facts.sms * schedule.ctas, 1, MMA_PARAMS)
     experts = problem.experts
 
     def enqueue(index: int, x: torch.Tensor, weight: int, out: int, layout: int, rows: int, segments: int, max_m: int) -> None:

@@ -15,8 +15,8 @@ from chord_jit.families.indexed_problem import IndexedProblem
 from chord_jit.families.indexed_refusals import ASKED, CHOOSE, refuse_call, weights_fit
 from chord_jit.families.refusals import check_hint, check_shape, refuse_out
 from chord_jit.formats.w4a16_layout import LAYOUT_VERSION, PackedW4A16
-from chord_jit.jit import engine, slots
-from chord_jit.jit.launch import Launch, resident_clusters
+from chord_jit.jit import slots
+from chord_jit.jit.launch import Launch
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.routing.indexed import IndexedRouting, check_values
 from chord_jit.schedules.deployment import Deployment
@@ -146,15 +146,8 @@ class IndexedFamily:
         launch = self._launches.get(key)
         if launch is None:
             shape = mma_shape(problem, schedule)
-            kernel = engine.load(kernel_spec, index, shape.shared_bytes)
-            clusters = problem.facts.sms * schedule.ctas // schedule.split
-            with torch.cuda.device(index):
-                slots.prepare(index)
-                if schedule.split > 1:
-                    # Clusters do not tile the GPCs of every part; one that waits for a second wave would cost a whole tile.
-                    clusters = min(clusters, resident_clusters(kernel.handle, shape.threads, schedule.split, shape.shared_bytes))
-            grid = (clusters * schedule.split, 1, 1)
-            launch = Launch(kernel.handle, grid, shape.threads, schedule.split, shape.shared_bytes, PARAMS)
+            ctas = problem.facts.sms * schedule.ctas
+            launch = kernels.bind(kernel_spec, index, shape.threads, shape.shared_bytes, ctas, schedule.split, PARAMS)
             self._launches[key] = launch
         return launch
 

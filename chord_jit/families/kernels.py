@@ -1,4 +1,4 @@
-"""The kernels that families share: which schedules are worth timing, and what a schedule is compiled as.
+"""The kernels that families share: which schedules are worth timing, what a schedule is compiled as, and how it is loaded.
 
 A problem of any family tells them ``layout`` (indexed, masked, offsets or blocks), ``n``, ``k``, ``interleaved``, ``swiglu``,
 ``weighted`` and ``dequant``.
@@ -6,9 +6,14 @@ A problem of any family tells them ``layout`` (indexed, masked, offsets or block
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from itertools import product
 
+import torch
+
+from chord_jit.jit import engine, slots
+from chord_jit.jit.launch import Launch, resident_clusters
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.schedules import legality, wgmma
 from chord_jit.schedules.schedule import Schedule
@@ -90,3 +95,18 @@ def _wgmma_fields(problem: object, schedule: Schedule) -> tuple[tuple[str, int |
 
 
 _OWN_FIELDS = {"w4a16_mma": _mma_fields, "w4a16_wgmma": _wgmma_fields}
+
+
+def bind(kernel_spec: KernelSpec, index: int, threads: int, shared_bytes: int, ctas: int, cluster: int, params: struct.Struct) -> Launch:
+    """The loaded kernel on device ``index`` over ``ctas`` CTAs, whole clusters of them, and no more clusters than run at once.
+
+    Prepares the device's slots, so that a launch under capture finds one.
+    """
+    kernel = engine.load(kernel_spec, index, shared_bytes)
+    clusters = ctas // cluster
+    with torch.cuda.device(index):
+        slots.prepare(index)
+        if cluster > 1:
+            # Clusters do not tile the GPCs of every part; one that waits for a second wave would cost a whole tile.
+            clusters = min(clusters, resident_clusters(kernel.handle, threads, cluster, shared_bytes))
+    return Launch(kernel.handle, (clusters * cluster, 1, 1), threads, cluster, shared_bytes, params)

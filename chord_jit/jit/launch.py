@@ -70,13 +70,14 @@ def resident_clusters(handle: int, block: int, cluster: int, shared: int) -> int
 
 
 class Launch:
-    """A kernel bound to its grid, block, cluster and shared memory; calling it enqueues the kernel.
+    """A kernel bound to its grid, block, cluster and shared memory; calling it enqueues the kernel. ``ctas``: of the grid.
 
     ``handle``: CUkernel as an int. ``params``: the layout of the kernel's one ``__grid_constant__`` struct, 8-byte
     fields first so that C and ``struct`` agree without padding. The device of the stream must be torch's current one.
     """
 
     def __init__(self, handle: int, grid: tuple[int, int, int], block: int, cluster: int, shared: int, params: struct.Struct):
+        self.ctas = grid[0] * grid[1] * grid[2]
         self._function = driver.CUfunction(handle)
         self._shape = (grid, block, cluster, shared, params.size)
         self._pack = params.pack_into

@@ -15,7 +15,7 @@ from chord_jit import device
 from chord_jit.families import indexed
 from chord_jit.families.indexed import PARAMS
 from chord_jit.formats.w4a16 import PackedW4A16, allocate
-from chord_jit.jit import launch
+from chord_jit.jit import engine, launch
 from chord_jit.routing.indexed import IndexedRouting, align_blocks
 from tests.unit.jit.fake_driver import FakeDriver
 
@@ -116,7 +116,7 @@ def machine(monkeypatch) -> Machine:
     machine = Machine()
     monkeypatch.setattr(device, "facts", lambda index: H200)
     monkeypatch.setattr(launch, "driver", machine.driver)
-    monkeypatch.setattr(indexed.engine, "load", machine.load)
+    monkeypatch.setattr(engine, "load", machine.load)
     monkeypatch.setattr(indexed.slots, "prepare", lambda index: machine.slots.append((index, None, machine.current)))
     monkeypatch.setattr(indexed.slots, "address", machine.address)
     monkeypatch.setattr(torch.cuda, "device", machine.guard)

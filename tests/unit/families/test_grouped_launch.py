@@ -11,7 +11,7 @@ from chord_jit import device, knobs
 from chord_jit.families import grouped_launch
 from chord_jit.families.grouped import GroupedFamily
 from chord_jit.families.grouped_launch import MMA_PARAMS, WGMMA_PARAMS, prepare
-from chord_jit.jit import launch, slots
+from chord_jit.jit import engine, launch, slots
 from chord_jit.schedules import legality, wgmma
 from chord_jit.schedules.schedule import Schedule
 from tests.unit.families.fake_gpu import H200, STREAM, bf16
@@ -81,7 +81,7 @@ def rig(monkeypatch) -> Rig:
     monkeypatch.setattr(device, "facts", lambda index: H200)
     monkeypatch.setattr(launch, "driver", rig.driver)
     monkeypatch.setattr(grouped_launch, "_bound", {})
-    monkeypatch.setattr(grouped_launch.engine, "load", rig.load)
+    monkeypatch.setattr(engine, "load", rig.load)
     monkeypatch.setattr(grouped_launch.slots, "prepare", lambda index: rig.prepared.append((index, rig.current)))
     monkeypatch.setattr(grouped_launch.slots, "address", rig.slot)
     monkeypatch.setattr(grouped_launch.scratch, "address", rig.scratch)
@@ -181,7 +181,7 @@ def test_layouts_are_kernels_of_their_own(rig, schedule):
 
 def test_a_refused_load_is_not_remembered(rig, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(grouped_launch.engine, "load", lambda *_: 1 / 0)
+        patch.setattr(engine, "load", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(problem(), WHOLE, 0)
     rig.run(prepare(problem(), WHOLE, 0), bf16(ROWS, 512))

@@ -9,6 +9,7 @@ from chord_jit import knobs
 from chord_jit.errors import CaptureError, InputError, LaunchError, OverrideError
 from chord_jit.families import indexed
 from chord_jit.families.indexed import FAMILY, IndexedFamily
+from chord_jit.jit import engine
 from chord_jit.schedules.legality import mma_shape
 from chord_jit.schedules.schedule import Schedule
 from tests.unit.families.fake_gpu import H200, STREAM, TICKET, bf16, machine, on_gpu, routing_of, weight_of
@@ -209,7 +210,7 @@ def test_a_cold_call_under_capture_leaves_nothing_behind(machine, family, call, 
         raise CaptureError("load a kernel", "it must be loaded before", {}, "warm up")
 
     with monkeypatch.context() as patch:
-        patch.setattr(indexed.engine, "load", refuse)
+        patch.setattr(engine, "load", refuse)
         for _ in range(2):
             with pytest.raises(CaptureError):
                 family.run(**call)
