@@ -69,8 +69,33 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _paths(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(os.pathsep) if part.strip())
+
+
+def _switch(text: str) -> int:
+    if text not in ("0", "1"):
+        raise ValueError("must be 0 or 1")
+    return int(text)
+
+
+def _bytes(text: str) -> int:
+    digits, unit = (text[:-1], text[-1]) if text[-1] in "KMGT" else (text, "")
+    if not digits.isdecimal():
+        raise ValueError("must be a number of bytes, with K, M, G or T for powers of 1024; 0 for no limit")
+    return int(digits) << 10 * " KMGT".index(unit or " ")
+
+
 KNOBS: tuple[Knob, ...] = (
     Knob("CHORD_CACHE_DIR", str, None, "cache", "Folder of the cubin cache; entries lie in a versioned subfolder of their own."),
+    Knob("CHORD_CACHE_MAX_BYTES", _bytes, 1 << 30, "cache",
+         "Size of the user's cache above which the least recently used entries go; K, M, G, T are powers of 1024, 0 is no limit."),
+    Knob("CHORD_CACHE_SHARED", _paths, None, "cache",
+         "Cache folders that are read after the user's and never written, as a path list in the order of the search."),
+    Knob("CHORD_PREBUILT", _paths, None, "cache",
+         "Folders of prebuilt kernels that are read after the shared ones and never written, as a path list."),
+    Knob("CHORD_CACHE_TRUST_SHARED", _switch, 0, "cache",
+         "1: load from shared and prebuilt folders that belong to other users or that others can write."),
     Knob("CHORD_LOCK_DIR", str, None, "cache",
          "Node-local folder of the compile locks; default: XDG_RUNTIME_DIR, else the temporary folder."),
     Knob("XDG_RUNTIME_DIR", str, None, "cache",

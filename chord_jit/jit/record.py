@@ -11,6 +11,7 @@ from chord_jit.jit.entry import Entry
 from chord_jit.jit.key import Key, digest_of
 
 RECORD, CUBIN, SOURCE = "entry.json", "kernel.cubin", "kernel.cu"
+NAMES = (CUBIN, SOURCE, RECORD)
 
 
 class Damaged(Exception):
@@ -31,20 +32,30 @@ def files_of(entry: Entry, key: Key) -> dict[str, bytes]:
     return {**contents, RECORD: _text({**body, "sha256": _sha256(_text(body))})}
 
 
-def entry_of(contents: Mapping[str, bytes], digest: str) -> Entry:
-    """The entry that the three files hold. Raises ``Damaged`` unless every byte is accounted for."""
+def body_of(text: bytes, digest: str) -> dict[str, object]:
+    """What ``entry.json`` says, without its own checksum. Raises ``Damaged`` unless it is whole and that of ``digest``."""
     try:
-        body = json.loads(contents[RECORD])
+        body = json.loads(text)
         claimed = body.pop("sha256")
         if _sha256(_text(body)) != claimed:
             raise Damaged(f"{RECORD} does not match its own checksum")
         if body["version"] != schema.ENTRY_VERSION or body["digest"] != digest or digest_of(body["key"]) != digest:
             raise Damaged(f"{RECORD} belongs to another key or layout")
-        for name, claim in body["files"].items():
+        return body
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{RECORD} cannot be read: {error!r}") from None
+
+
+def entry_of(contents: Mapping[str, bytes], digest: str) -> Entry:
+    """The entry that the three files hold. Raises ``Damaged`` unless every byte is accounted for."""
+    body = body_of(contents[RECORD], digest)
+    try:
+        for name in (CUBIN, SOURCE):
+            claim = body["files"][name]
             if len(contents[name]) != claim["size"] or _sha256(contents[name]) != claim["sha256"]:
                 raise Damaged(f"{name} does not match its checksum")
         return Entry(contents[CUBIN], body["symbol"], body["facts"], digest, "hit")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError) as error:
         raise Damaged(f"{RECORD} cannot be read: {error!r}") from None
 
 
