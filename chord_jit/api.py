@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 
 from chord_jit import device
-from chord_jit.errors import InputTypeError
+from chord_jit import plan as _plan
+from chord_jit.errors import InputError
 from chord_jit.families import grouped as _grouped
 from chord_jit.families import indexed as _indexed
-from chord_jit.families.base import FAMILIES, Family, deployment_problems, family
+from chord_jit.families.base import deployment_problems
 from chord_jit.formats.w4a16 import PackedW4A16, pack_w4a16, pack_w4a16_grouped, require_layout, require_mode, unpack_w4a16
 from chord_jit.jit.counters import Counters, counters
 from chord_jit.jit.warmup import WarmupReport
@@ -143,26 +145,34 @@ def block_m_for(weight: PackedW4A16, expected_rows: float, *, swiglu: bool = Fal
 
 
 def warm_up(
-    problems: Deployment | Iterable[object], *, jobs: int | None = None, progress: Callable[[int, int, object], None] | None = None
+    problems: Deployment | str | Path | Iterable[object],
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    jobs: int | None = None,
+    progress: Callable[[int, int, object], None] | None = None,
 ) -> WarmupReport:
     """Compile every kernel that ``problems`` can ask for, and load those made for the current GPU.
 
-    ``problems``: a deployment of a model (for the current GPU, or for sm_90a where there is none), or problems of any
-    family (``families.indexed.FAMILY.problem(...)``). ``jobs``: compiler processes, default all cores.
+    ``problems``: a deployment of a model (for the current GPU, or for sm_90a where there is none); the path of a model's
+    config.json or folder, with ``tp`` ranks that share each expert's neurons or ``ep`` ranks that share the experts; or
+    problems of any family (``families.indexed.FAMILY.problem(...)``). ``jobs``: compiler processes, default all cores.
     ``progress(done, total, spec)``. After it, the same problems neither compile nor load during a call on the device that
     was current, so they can be captured in a CUDA graph; repeat it for each device. A kernel that fails is in the report
-    and stops no other.
+    and stops no other. Without a GPU a deployment that was warmed up before takes milliseconds (``docs/cache.md``).
 
-    Raises ``InputTypeError`` for what is no problem, ``InputError`` for ``jobs`` below 1.
+    Raises ``InputTypeError`` for what is no problem, ``InputError`` for ``jobs`` below 1 and a config that is none.
     """
     here = device.current()
+    if isinstance(problems, str | Path):
+        problems = _plan.deployment_of(problems, tp=tp, ep=ep)
+    elif (tp, ep) != (1, 1):
+        raise InputError("warm up", "tp and ep go with the path of a model", {"tp": tp, "ep": ep}, "put them into the Deployment")
     if isinstance(problems, Deployment):
-        problems = deployment_problems(problems, here or device.target("sm_90a"))
-    wanted = []
-    for problem in problems:
-        owner = _owner(problem)
-        schedule = owner.schedule(problem)
-        wanted.append((owner.spec(problem, schedule), owner, problem, schedule))
+        if here is None:
+            return _plan.plan(problems, [device.target("sm_90a")]).warm_up(jobs=jobs, progress=progress)
+        problems = deployment_problems(problems, here)
+    wanted = list(_plan.chosen(problems))
     report = _build_all([spec for spec, *_ in wanted], jobs=jobs, progress=progress)
     if here is not None:
         failed = {spec for spec, _ in report.errors}
@@ -170,13 +180,3 @@ def warm_up(
             if spec not in failed and problem.facts == here:
                 owner.prepare(problem, schedule, torch.cuda.current_device())
     return report
-
-
-def _owner(problem: object) -> Family:
-    name = getattr(problem, "family", None)
-    if name not in FAMILIES:
-        raise InputTypeError(
-            "warm up", "each problem must be one of a family", {"type": type(problem).__name__, "families": ", ".join(FAMILIES)},
-            "make problems with FAMILY.problem(...) or FAMILY.deployment(...) of a module of chord_jit.families",
-        )
-    return family(name)

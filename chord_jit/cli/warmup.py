@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from chord_jit import device
 from chord_jit.cli.console import console, counting, write
 from chord_jit.device import TARGETS, DeviceFacts
 from chord_jit.errors import InputError
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """One kernel of the deployment. ``problems``: how many of the deployment's problems it serves."""
-
-    arch: str
-    schedule: str
-    fields: str
-    problems: int
+if TYPE_CHECKING:
+    from chord_jit.jit.manifest import Wanted
 
 
 def add_parser(subparsers) -> None:
@@ -35,28 +31,33 @@ def add_parser(subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compiles, and prints what was compiled, what was found and what failed. 1 when a kernel failed."""
-    from chord_jit import api
-    from chord_jit.families.base import deployment_problems
-    from chord_jit.formats.model_config import read_model_shape, require_int4_group32
-    from chord_jit.schedules.deployment import Deployment
+    from chord_jit import plan
 
     for name in ("jobs", "sms"):
         _positive(name, getattr(arguments, name))
-    require_int4_group32(arguments.config)
-    shape = read_model_shape(arguments.config)
-    model = Deployment(shape.hidden, shape.moe_intermediate, shape.experts, shape.top_k, tp=arguments.tp, ep=arguments.ep)
-    problems = [problem for facts in _facts(arguments) for problem in deployment_problems(model, facts)]
-    kernels = _kernels(problems)
+    started = time.perf_counter()
+    model = plan.deployment_of(arguments.config, tp=arguments.tp, ep=arguments.ep)
+    targets = _facts(arguments)
+    found = plan.plan(model, targets)
+    chosen = time.perf_counter() - started
     with counting("kernels") as progress:
-        report = api.warm_up(problems, jobs=arguments.jobs, progress=progress)
+        report = found.warm_up(jobs=arguments.jobs, progress=progress)
+    numbers = {facts.arch: sum(one.spec.arch == facts.arch for one in found.kernels) for facts in targets}
     if arguments.json:
         outcome = {"compiled": report.compiled, "hit": report.hit, "failed": report.failed, "seconds": round(report.seconds, 3)}
+        plan_facts = {"manifest": "found" if found.known else "new", "choosing_seconds": round(chosen, 3), "most": plan.MOST_KERNELS}
         errors = [f"{spec}\n{error}" for spec, error in report.errors]
-        listed = [asdict(kernel) for kernel in kernels]
-        write(json.dumps({"model": asdict(model), **outcome, "kernels": listed, "errors": errors}, indent=2))
+        listed = [_row(one) for one in found.kernels]
+        body = {"model": asdict(model), **outcome, **plan_facts, "per_target": numbers, "kernels": listed, "errors": errors}
+        write(json.dumps(body, indent=2))
     else:
-        _show(kernels)
+        _show(found.kernels)
         console().print(str(report), markup=False, soft_wrap=True)
+        how = "by the manifest of an earlier warm-up" if found.known else "anew"
+        console().print(f"chosen {how} in {chosen:.3f} s", soft_wrap=True)
+        for arch, number in numbers.items():
+            more = " [bold red](more: a cold start takes longer; please report this model)" if number > plan.MOST_KERNELS else ""
+            console().print(f"{arch}: {number} kernels, {plan.MOST_KERNELS} expected at most{more}", soft_wrap=True)
     return 1 if report.failed else 0
 
 
@@ -72,26 +73,17 @@ def _facts(arguments: argparse.Namespace) -> list[DeviceFacts]:
     return [replace(facts, sms=arguments.sms) for facts in chosen] if arguments.sms else chosen
 
 
-def _kernels(problems: list[object]) -> list[Wanted]:
-    from chord_jit.families.base import family
-
-    found: dict[object, Wanted] = {}
-    for problem in problems:
-        owner = family(problem.family)
-        schedule = owner.schedule(problem)
-        spec = owner.spec(problem, schedule)
-        fields = " ".join(f"{name}={value}" for name, value in spec.config)
-        before = found.get(spec, Wanted(spec.arch, str(schedule), fields, 0))
-        found[spec] = replace(before, problems=before.problems + 1)
-    return list(found.values())
+def _row(one: Wanted) -> dict[str, object]:
+    fields = " ".join(f"{name}={value}" for name, value in one.spec.config)
+    return {"arch": one.spec.arch, "digest": one.digest, "schedule": one.schedule, "fields": fields, "problems": one.problems}
 
 
-def _show(kernels: list[Wanted]) -> None:
+def _show(kernels: Sequence[Wanted]) -> None:
     from rich.table import Table
 
     table = Table(title=f"{len(kernels)} kernels", title_justify="left")
     for column in ("target", "schedule", "compile-time fields", "problems"):
         table.add_column(column, overflow="fold")
-    for kernel in kernels:
-        table.add_row(kernel.arch, kernel.schedule, kernel.fields, str(kernel.problems))
+    for row in map(_row, kernels):
+        table.add_row(row["arch"], row["schedule"], row["fields"], str(row["problems"]))
     console().print(table)

@@ -24,10 +24,11 @@ MAY_IMPORT = {
     "schedules": GROUND | {"jit", "formats"},
     "reference": GROUND | {"formats", "routing"},
     "families": GROUND | MIDDLE | {"jit"},
-    "api": GROUND | MIDDLE | {"jit", "families"},
+    "plan": GROUND | MIDDLE | {"jit", "families"},
+    "api": GROUND | MIDDLE | {"jit", "families", "plan"},
     "bench": GROUND | MIDDLE | {"jit", "families", "api", "reference"},
     "tune": GROUND | MIDDLE | {"jit", "families", "bench"},
-    "cli": GROUND | MIDDLE | {"jit", "families", "api", "reference", "bench", "tune"},
+    "cli": GROUND | MIDDLE | {"jit", "families", "plan", "api", "reference", "bench", "tune"},
     "__init__": GROUND | {"api"},
     "__main__": {"cli"},
 }

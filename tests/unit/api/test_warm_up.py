@@ -72,7 +72,6 @@ def test_v37_a_deployment_is_asked_of_every_family(loaded, monkeypatch, gpu):
         return [Request(facts.arch, scale, facts) for scale in (1, 2)]
 
     monkeypatch.setattr(base, "FAMILIES", {"toy": "tests.toy.family"})
-    monkeypatch.setattr(api, "FAMILIES", {"toy": "tests.toy.family"})
     monkeypatch.setattr(toy.FAMILY, "deployment", deployment, raising=False)
     monkeypatch.setattr(device, "present", lambda: gpu)
     model = api.Deployment(1024, 512, 8, 2, ep=2)
