@@ -1,8 +1,9 @@
 """From a spec to an entry, and from an entry to a kernel on a device: each step once per process and key.
 
 Guaranteed: of all threads and processes of a node that ask for one key, one compiles it (while the lock folder works);
-an entry is handed out only if its cubin holds the kernel; a refused compile is raised again, equal, for as long as the
-process lives, and never stored; a child after ``fork`` starts with nothing, since handles and locks are its parent's.
+an entry that any root has is found without a lock; one that is compiled is handed out only if its cubin holds the kernel;
+a refused compile is raised again, equal, for as long as the process lives, and never stored; a child after ``fork`` starts
+with nothing, since handles and locks are its parent's.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from chord_jit import knobs
-from chord_jit.errors import CaptureError, CompileError
+from chord_jit.errors import CaptureError, CompileError, ToolchainError
 from chord_jit.jit import compiler as compilers
-from chord_jit.jit import counters, elf, loader, locks, report
+from chord_jit.jit import counters, elf, eviction, loader, locks, prebuilt, report
 from chord_jit.jit.entry import Entry
 from chord_jit.jit.key import Key, key_of
 from chord_jit.jit.loader import Kernel
 from chord_jit.jit.spec import KernelSpec
-from chord_jit.jit.store import Store, user_store
+from chord_jit.jit.store import Store, stores
 
 
 class Engine:
@@ -39,8 +40,8 @@ class Engine:
         self._recent: dict[tuple[KernelSpec, int], tuple[int, Kernel]] = {}
 
     def build(self, spec: KernelSpec, compiler: compilers.Compiler) -> Entry:
-        key, store = key_of(spec), user_store()
-        at = (store.root, key.digest)
+        key, places = key_of(spec), stores()
+        at = (places[0].root, key.digest)
         with self._lock:
             if at in self._entries:
                 counters.add(hits=1)
@@ -55,7 +56,7 @@ class Engine:
             flight.result()
             return self.build(spec, compiler)
         try:
-            entry = self._find_or_compile(spec, key, store, compiler)
+            entry = self._find_or_compile(spec, key, places, compiler)
             with self._lock:
                 self._entries[at] = replace(entry, origin="hit")
             return entry
@@ -69,21 +70,26 @@ class Engine:
                 del self._flights[at]
             flight.set_result(None)
 
-    def _find_or_compile(self, spec: KernelSpec, key: Key, store: Store, compiler: compilers.Compiler) -> Entry:
-        entry = store.find(key.digest)
-        if entry is None and not store.usable():
-            return _compile(spec, key, compiler)
-        if entry is None:
-            with locks.held(key.digest) as alone:
-                entry = store.find(key.digest, repair=alone)
-                if entry is None:
-                    entry = _compile(spec, key, compiler)
-                    # A header that was edited since its content went into the key may be in the cubin: not to be kept.
-                    if key_of(spec).digest == key.digest:
-                        store.publish(entry, key)
-                    return entry
-        counters.add(hits=1)
-        return entry
+    def _find_or_compile(self, spec: KernelSpec, key: Key, places: tuple[Store, ...], compiler: compilers.Compiler) -> Entry:
+        """No lock is taken where any place has the entry."""
+        user, *others = places
+        for store in places:
+            entry = store.find(key.digest)
+            if entry is not None:
+                return _taken(store, entry)
+        for store in others:
+            prebuilt.explain(store, key.fields)
+        if not user.usable():
+            return _compile(spec, key, places, compiler)
+        with locks.held(key.digest) as alone:
+            entry = user.find(key.digest, repair=alone)
+            if entry is not None:
+                return _taken(user, entry)
+            entry = _compile(spec, key, places, compiler)
+            # A header that was edited since its content went into the key may be in the cubin: not to be kept.
+            if key_of(spec).digest == key.digest:
+                user.publish(entry, key)
+            return entry
 
     def load(self, spec: KernelSpec, device: int, shared_bytes: int) -> Kernel:
         generation, kernel = self._recent.get((spec, device), (None, None))
@@ -113,9 +119,22 @@ class Engine:
         return kernel
 
 
-def _compile(spec: KernelSpec, key: Key, compiler: compilers.Compiler) -> Entry:
+def _taken(store: Store, entry: Entry) -> Entry:
+    store.used(entry.digest)
+    counters.add(hits=1)
+    return entry
+
+
+def _compile(spec: KernelSpec, key: Key, places: tuple[Store, ...], compiler: compilers.Compiler) -> Entry:
     try:
-        result = compiler.compile(compilers.request(spec, key.source))
+        try:
+            result = compiler.compile(compilers.request(spec, key.source))
+        except ToolchainError as error:
+            raise ToolchainError(
+                f"{error.asked}, for {spec}", error.rule,
+                {**error.values, "key": key.digest[:16], "not found in": ", ".join(str(store.root) for store in places)},
+                f"{error.remedy}; or bring the kernel: name a folder that has it in CHORD_PREBUILT, or install a wheel of kernels",
+            ) from None
         try:
             found = elf.kernels(result.cubin)
         except ValueError as error:
@@ -157,6 +176,7 @@ def forget() -> None:
     """Start with nothing in memory, as a new process would. Kernels already handed out stay valid."""
     global _engine
     _engine = Engine()
+    eviction.forget()
 
 
 os.register_at_fork(after_in_child=forget)
