@@ -175,6 +175,7 @@ def _index(path: Path, file: BinaryIO) -> dict:
             and all(isinstance(digest, str) and _DIGEST.fullmatch(digest) for digest in digests)
             and all(type(size) is int and size >= 0 for size in sizes)
             and all(set(item["files"]) == set(record.NAMES) for item in index["entries"])
+            and all(set(claim) == {"size", "sha256"} for item in index["entries"] for claim in item["files"].values())
         )
     except (KeyError, TypeError, AttributeError):
         sound = False
