@@ -37,7 +37,8 @@ def body_of(text: bytes, digest: str) -> dict[str, object]:
     try:
         body = json.loads(text)
         claimed = body.pop("sha256")
-        if _sha256(_text(body)) != claimed:
+        # The text as well, since JSON has many for one meaning: a changed blank is a changed byte.
+        if _sha256(_text(body)) != claimed or _text({**body, "sha256": claimed}) != text:
             raise Damaged(f"{RECORD} does not match its own checksum")
         if body["version"] != schema.ENTRY_VERSION or body["digest"] != digest or digest_of(body["key"]) != digest:
             raise Damaged(f"{RECORD} belongs to another key or layout")

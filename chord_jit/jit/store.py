@@ -27,6 +27,7 @@ from chord_jit.jit.key import Key
 from chord_jit.jit.notices import once
 
 _VARIABLE = {"user": "CHORD_CACHE_DIR", "shared": "CHORD_CACHE_SHARED", "prebuilt": "CHORD_PREBUILT", "wheel": "installed wheels"}
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
@@ -192,8 +193,8 @@ class Store:
             first = True
             try:
                 staging.rename(folder)
-            except OSError:
-                if not folder.is_dir():
+            except OSError as problem:
+                if problem.errno not in _TAKEN and not folder.is_dir():
                     raise
                 first = False
             files.sync_folder(folder.parent)

@@ -163,6 +163,17 @@ def test_record_round_trip(place, entry, fake):
                 record.entry_of({**contents, name: bytes(flipped)}, key.digest)
 
 
+def test_a_changed_byte_anywhere_in_a_record_is_noticed(place, entry, fake):
+    """Blanks too, which mean nothing to a reader of JSON."""
+    contents = record.files_of(entry, engine.key_of(spec()))
+    text = contents[record.RECORD]
+    changed = [text + b"\n", text[:-1], b" " + text, text.replace(b"\n", b"\r\n"), json.dumps(json.loads(text)).encode()]
+    changed += [text[:at] + (b"\t" if text[at : at + 1] == b" " else b" ") + text[at + 1 :] for at in range(len(text))]
+    for other in changed:
+        with pytest.raises(record.Damaged):
+            record.entry_of({**contents, record.RECORD: other}, entry.digest)
+
+
 def test_the_users_cache_folder_is_the_default(place, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     with knobs.scope(CHORD_CACHE_DIR=None):
