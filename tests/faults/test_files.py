@@ -141,6 +141,48 @@ def test_processes_on_a_read_only_root_do_not_wait_for_each_other(place, fake, m
         assert engine.build(spec()).origin == "compiled"
 
 
+class Lagging:
+    """A function of ``os`` that fails once, for a path with ``part`` in it or in the open folder that it is relative to."""
+
+    def __init__(self, function, part, number):
+        self.function, self.part, self.number, self.failed = function, part, number, False
+
+    def __call__(self, path, *arguments, dir_fd=None, **options):
+        whole = str(path) if dir_fd is None else os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), path)
+        if self.part in whole and not self.failed:
+            self.failed = True
+            raise OSError(self.number, os.strerror(self.number), str(path))
+        return self.function(path, *arguments, **options, **({} if dir_fd is None else {"dir_fd": dir_fd}))
+
+
+@pytest.mark.parametrize("name", ["rmdir", "unlink"])
+def test_v4_a_copy_that_a_network_file_system_holds_on_to_troubles_nobody(place, fake, monkeypatch, name):
+    """Another writer was faster, so that our copy has to go, and a file in use keeps its name and its folder."""
+    lagging = Lagging(getattr(os, name), "staging/", errno.EBUSY)
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        entry = engine.build(spec())
+        patch.setattr(os, name, lagging)
+        place.store.publish(entry, engine.key_of(spec()))
+    assert lagging.failed and len(place.entries()) == 1
+    forget()
+    assert engine.build(spec()).origin == "hit"
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ESTALE], ids=["ENOENT", "ESTALE"])
+@pytest.mark.parametrize("name", NAMES)
+def test_v4_a_file_that_a_network_file_system_does_not_show_yet_costs_no_entry(place, fake, monkeypatch, name, number):
+    engine.build(spec())
+    forget()
+    lagging = Lagging(os.open, name, number)
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr(os, "open", lagging)
+        assert engine.build(spec()).origin == "hit"
+    assert lagging.failed and len(fake.compiles()) == 1
+    assert len(place.entries()) == 1 and not (place.root / ".bad").exists()
+
+
 def test_a_root_that_vanishes_is_made_again(place, fake):
     engine.build(spec(1))
     shutil.rmtree(place.cache)

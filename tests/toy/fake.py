@@ -40,17 +40,23 @@ def cubin(*names: str, payload: bytes = b"") -> bytes:
 class FakeCompiler:
     """``ledger``: a file that gets one line for each compile of any process. ``seconds``: how long each takes.
 
-    ``behaviour``: good, refuse, die, text, ptx, empty, cut, nameless or twice.
+    ``behaviour``: good, refuse, die, text, ptx, empty, cut, nameless or twice. ``meet``: none ends before so many have begun.
     """
 
     ledger: Path
     seconds: float = 0.0
     behaviour: str = "good"
+    meet: int = 1
 
     def compile(self, request: Request) -> Result:
         with open(self.ledger, "a") as ledger:
             ledger.write(f"{os.getpid()} {request.symbol} {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}\n")
         time.sleep(self.seconds)
+        deadline = time.monotonic() + 30
+        while len(self.compiles()) < self.meet:
+            time.sleep(0.002)
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{self.meet} compiles never ran at once")
         if self.behaviour == "refuse":
             raise CompileError("compile the toy", "the source must please", {"program": request.program}, "please it", "line 1: no")
         if self.behaviour == "die":

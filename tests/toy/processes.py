@@ -19,7 +19,7 @@ from chord_jit.jit import compiler, counters, engine, files, key, locks, store
 from tests.toy.fake import FakeCompiler
 from tests.toy.family import ASSETS, spec
 folder = Path({folder!r})
-fake = FakeCompiler(folder / "ledger", seconds={seconds!r})
+fake = FakeCompiler(folder / "ledger", seconds={seconds!r}, meet={meet!r})
 def wait(name):
     deadline = time.monotonic() + 30
     while not (folder / name).exists():
@@ -32,12 +32,13 @@ with assets.scope(ASSETS), compiler.scope(fake):
 """
 
 
-def start(folder: Path, body: str, *, count: int = 1, seconds: float = 0.0, **environment: str) -> list[subprocess.Popen]:
+def start(folder: Path, body: str, *, count: int = 1, seconds: float = 0.0, meet: int = 1, **environment: str) -> list[subprocess.Popen]:
     """``count`` interpreters that run ``body`` (it sees ``spec``, ``fake``, the JIT's modules) once all are ready.
 
+    ``seconds`` and ``meet`` are the fake compiler's.
     The cache lies in ``folder/cache``, the locks in ``folder/locks``, the ledger of compiles in ``folder/ledger``.
     """
-    script = _PRELUDE.format(folder=str(folder), seconds=seconds, body=body.replace("\n", "\n    "))
+    script = _PRELUDE.format(folder=str(folder), seconds=seconds, meet=meet, body=body.replace("\n", "\n    "))
     settings = {"CHORD_CACHE_DIR": str(folder / "cache"), "CHORD_LOCK_DIR": str(folder / "locks"), "PYTHONPATH": str(ROOT), **environment}
     processes = [
         subprocess.Popen(

@@ -121,7 +121,7 @@ def test_what_w4a16_mma_is_told(rig, schedule):
 
 @every_schedule
 @pytest.mark.parametrize("sms", [78, 132, 160])
-def test_the_grid_fills_the_gpu_once(rig, schedule, sms):
+def test_v54_the_grid_fills_the_gpu_once(rig, schedule, sms):
     asked = problem(sms=sms)
     rig.run(prepare(asked, schedule, 0), bf16(ROWS, 512))
     (seen,) = rig.driver.launches
@@ -133,7 +133,7 @@ def test_the_grid_fills_the_gpu_once(rig, schedule, sms):
 
 
 @every_schedule
-def test_each_launch_uses_the_stream_and_the_slot_of_its_moment(rig, schedule):
+def test_v42_each_launch_uses_the_stream_and_the_slot_of_its_moment(rig, schedule):
     bound = prepare(problem(), schedule, 0)
     for stream in (STREAM, STREAM + 3, STREAM):
         rig.stream = stream

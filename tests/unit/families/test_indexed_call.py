@@ -105,7 +105,7 @@ def test_a_cluster_that_the_gpu_cannot_hold_is_refused(machine, family, call):
 
 
 @pytest.mark.parametrize("current, guards", [(1, []), (0, [1])])
-def test_the_launch_happens_on_the_tensors_device(machine, family, current, guards):
+def test_v42_the_launch_happens_on_the_tensors_device(machine, family, current, guards):
     machine.current = current
     on_one = dict(
         x=on_gpu(bf16(TOKENS, K), 1), weight=weight_of(EXPERTS, N, K, index=1), routing=routing_of(TOKENS, TOP_K, 16, EXPERTS, index=1),
@@ -162,7 +162,7 @@ def test_expected_rows_are_those_of_the_whole_model_unless_hinted(machine, famil
     assert {(problem.experts, problem.n, problem.k, problem.block_m) for problem in asked} == {(EXPERTS, N, K, 16)}
 
 
-def test_token_counts_share_a_kernel(machine, family):
+def test_v38_token_counts_share_a_kernel(machine, family):
     weight = weight_of(EXPERTS, N, K)
     with forced(WHOLE):
         for tokens in range(1, 30):
@@ -173,7 +173,7 @@ def test_token_counts_share_a_kernel(machine, family):
     assert len(machine.loads) == 1 and [told["routed_rows"] for told in machine.calls] == [3 * tokens for tokens in range(1, 30)]
 
 
-def test_what_is_remembered_is_bounded(machine, family, call, monkeypatch):
+def test_v39_what_is_remembered_is_bounded(machine, family, call, monkeypatch):
     monkeypatch.setattr(indexed, "_MAX_PLANS", 8)
     for step in range(50):
         family.run(**{**call, "expected_rows": step / 10})
@@ -191,7 +191,7 @@ def test_a_changed_knob_is_heard_by_the_next_call(machine, family, call):
 
 
 # -- what stops a call --------------------------------------------------------------------------------------------------
-def test_zero_rows_launch_nothing(machine, family, call):
+def test_v48_zero_rows_launch_nothing(machine, family, call):
     out = bf16(0, N)
     assert family.run(**{**call, "x": bf16(0, K), "routing": routing_of(0, TOP_K, 16, EXPERTS), "out": out}) is out
     assert machine.driver.launches == machine.loads == machine.slots == []
@@ -205,7 +205,7 @@ def test_an_illegal_override_stops_the_call_and_the_next_one_works(machine, fami
     assert len(machine.driver.launches) == 1
 
 
-def test_a_cold_call_under_capture_leaves_nothing_behind(machine, family, call, monkeypatch):
+def test_v40_a_cold_call_under_capture_leaves_nothing_behind(machine, family, call, monkeypatch):
     def refuse(*_):
         raise CaptureError("load a kernel", "it must be loaded before", {}, "warm up")
 
