@@ -55,6 +55,13 @@ def nvcc_candidates(explicit: str | None, roots: tuple[Path, ...]) -> tuple[Path
     return (*(root / "bin" / "nvcc" for root in roots), *((Path(on_path),) if on_path else ()))
 
 
+def nvdisasm_candidates(roots: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Files that may be nvdisasm: in its wheel, in the toolkits ``roots``, on the path."""
+    on_path = shutil.which("nvdisasm")
+    folders = (*(component / "bin" for component in _wheel_components()), *(root / "bin" for root in roots))
+    return (*(folder / "nvdisasm" for folder in folders), *((Path(on_path),) if on_path else ()))
+
+
 def nvcc_version(path: Path) -> str:
     """Full version of nvcc, ``13.0.88``. A compiler that does not answer gets a version that no working one has."""
     try:

@@ -1,0 +1,79 @@
+"""``chord inspect``: the compiler's numbers, the occupancy, the instructions, the main loop; without nvdisasm all but the code."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from chord_jit import cli, knobs
+from chord_jit.device import target
+from chord_jit.families.indexed import FAMILY
+from chord_jit.jit import engine, places, sass
+from tests.toy.fake import FakeCompiler
+
+LISTING = """\
+        .global         chord_x
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+.L_x_1:
+        /*0010*/                   HMMA.16816.F32 R4, R8, R2, R4 ;
+.L_x_2:
+        /*0020*/                   HGMMA.64x16x16.F32.BF16 R24, gdesc[UR8], R24 ;
+        /*0030*/              @!P0 HMMA.16816.F32 R4, R8, R2, R4 ;
+        /*0040*/               @P2 BRA `(.L_x_2) ;
+        /*0050*/               @P3 BRA `(.L_x_1) ;
+.L_x_3:
+        /*0060*/                   SYNCS R1 ;
+        /*0070*/              @!P0 BRA `(.L_x_3) ;
+        /*0080*/                   BRA `(.L_x_1) ;
+"""
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """The digest of one kernel that the real compiler made."""
+    with knobs.scope(CHORD_CACHE_DIR=str(tmp_path_factory.mktemp("inspect"))):
+        problem = FAMILY.problem(target("sm_90a"), 4, 128, 256, 2.0)
+        yield engine.build(FAMILY.spec(problem, FAMILY.schedule(problem))).digest
+
+
+def test_a_real_kernel(real, capsys):
+    assert cli.main(["inspect", real[:16], "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["facts"]["spill_bytes"] == 0 and body["facts"]["registers"] > 32
+    assert body["occupancy"]["ctas"] >= 1 and body["occupancy"]["shared_bytes"] == body["config"]["kSharedBytes"]
+    assert body["instructions"]["HMMA"] > 0 and body["loop"]["tensor"] > 0 and any("HMMA" in line for line in body["sass"])
+    assert cli.main(["inspect", real[:16], "--lines", "3"]) == 0
+    text = capsys.readouterr().out
+    assert "occupancy" in text and "lines more" in text and len(text.split("main loop, ")[1].splitlines()) == 5
+
+
+def test_without_nvdisasm_the_rest_is_shown_and_the_remedy(real, capsys, monkeypatch):
+    monkeypatch.setattr(places, "nvdisasm_candidates", lambda roots: ())
+    assert cli.main(["inspect", real, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["facts"]["registers"] > 32 and body["sass"] == [] and "nvidia-cuda-nvdisasm" in body["no_sass"]
+    assert cli.main(["inspect", real]) == 0 and "nvidia-cuda-nvdisasm" in capsys.readouterr().out
+
+
+def test_what_is_no_cubin_for_nvdisasm(tmp_path, capsys):
+    """A fake compiler's image passes for a cubin in the cache; nvdisasm says what it thinks of it."""
+    with knobs.scope(CHORD_CACHE_DIR=str(tmp_path)):
+        problem = FAMILY.problem(target("sm_90a"), 4, 128, 512, 2.0)
+        entry = engine.build(FAMILY.spec(problem, FAMILY.schedule(problem)), FakeCompiler(tmp_path / "ledger"))
+        assert cli.main(["inspect", entry.digest, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["facts"]["spill_bytes"] == 32 and body["instructions"] == {}
+
+
+@pytest.mark.parametrize("name", ["zzz", "0" * 64, ""])
+def test_no_such_kernel(name, capsys):
+    assert cli.main(["inspect", name]) == 2
+    assert "chord cache list" in capsys.readouterr().err
+
+
+def test_the_main_loop_is_the_innermost_one_with_tensor_work():
+    found = sass.listing(LISTING)
+    assert (found.loop.tensor, found.excerpt[0], found.excerpt[-1].split()[-2]) == (2, ".L_x_2:", "`(.L_x_2)")
+    assert found.counts == {"LDC": 1, "HMMA": 2, "HGMMA": 1, "BRA": 4, "SYNCS": 1}
+    assert sass.listing("nothing").loop is None
