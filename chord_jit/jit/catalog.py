@@ -54,10 +54,3 @@ def last_used(folder: Path) -> float:
         return (folder / record.RECORD).lstat().st_mtime
     except OSError:
         return 0.0
-
-
-def differences(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """The labels on which the fields of two keys differ, with both texts; "" where one has no such field."""
-    return {
-        label: (one.get(label, ""), other.get(label, "")) for label in dict.fromkeys((*one, *other)) if one.get(label) != other.get(label)
-    }

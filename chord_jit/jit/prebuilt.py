@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from chord_jit.jit import catalog
+from chord_jit.jit import compare
 from chord_jit.jit.notices import once
 from chord_jit.jit.store import Store
 
@@ -41,9 +41,10 @@ def _mismatch(store: Store, fields: Mapping[str, str]) -> str:
     here = {label: text for label, text in fields.items() if label not in _OWN}
     if not alike or here in alike:
         return ""
-    changes = min((catalog.differences(other, here) for other in alike), key=len)
-    shown = ", ".join(label + _short(there, now) for label, (there, now) in changes.items())
-    return f"its kernels were made with other versions of {shown}"
+    changes = min((compare.differences(other, here) for other in alike), key=len)
+    # A field of several lines, as the headers, is named once.
+    shown = [change.field if change.name else f"{change.field} ({change.one} there, {change.other} here)" for change in changes]
+    return f"its kernels were made with other versions of {', '.join(dict.fromkeys(shown))}"
 
 
 @lru_cache(maxsize=16)
@@ -55,7 +56,3 @@ def _made_for(root: Path, trusted: bool) -> tuple[dict[str, str], ...]:
         if common and common not in found:
             found.append(common)
     return tuple(found)
-
-
-def _short(there: str, here: str) -> str:
-    return f" ({there} there, {here} here)" if len(there + here) <= 40 and "\n" not in there + here else ""

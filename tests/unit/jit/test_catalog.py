@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from chord_jit.errors import CacheError
-from chord_jit.jit import catalog, engine, files, layout, record, schema
+from chord_jit.jit import engine, files, layout, record, schema
 from chord_jit.jit.key import digest_of, key_of
 from chord_jit.jit.store import Store
 from tests.toy.fake import cubin
@@ -92,13 +92,6 @@ def test_an_item_that_goes_away_meanwhile_is_left_out(place, three, monkeypatch)
 
     monkeypatch.setattr(files, "read", read)
     assert sorted(item.folder for item in place.store.items()) == sorted(three[1:])
-
-
-def test_differences_of_two_keys():
-    one, other = key_of(spec(1)).fields, key_of(spec(1, arch="sm_100a")).fields
-    found = catalog.differences(one, other)
-    assert found["arch"] == ("sm_90a", "sm_100a") and set(found) == {"arch", "flags"} | (set(found) & {"source"})
-    assert catalog.differences(one, one) == {} and catalog.differences({}, {"a": "b"}) == {"a": ("", "b")}
 
 
 def test_entries_move_from_root_to_root(place, three, second):
