@@ -150,7 +150,34 @@ def _folders() -> Iterator[Check]:
         if problem:
             yield Check(name, "missing", problem, f"set {variable} to a folder that this user alone can write")
         else:
-            yield Check(name, "ok", f"{folder}, writable")
+            yield Check(name, "ok", f"{folder}, writable" + (f", {_held(folder)}" if name == "cache" else ""))
+    others = roots.in_order()[1:]
+    for root in others:
+        there = root.path.is_dir()
+        told = f"{root.path}, {_held(root.path)}{_about(root.path)}" if there else f"{root.path} is not there"
+        yield Check(f"{root.kind} kernels", "ok" if there else "none", told)
+    if not others:
+        yield Check("prebuilt kernels", "none", "no wheel, CHORD_PREBUILT or CHORD_CACHE_SHARED; not needed where kernels can be compiled")
+
+
+def _held(root: Path) -> str:
+    from chord_jit.jit import layout
+
+    sizes = [layout.size_of(folder) for folder in layout.entry_folders(root)]
+    return f"{len(sizes)} entries, {sum(sizes) / (1 << 20):.1f} MiB"
+
+
+def _about(root: Path) -> str:
+    """What a wheel of kernels says about itself; empty where nothing does."""
+    from chord_jit.jit import schema
+
+    try:
+        about = json.loads((root.parent / schema.ABOUT).read_bytes())
+        made_by, archs = about["chord_jit"], ", ".join(about["archs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    other = "" if made_by == VERSION else ", another version than this one: kernels that changed since are not found there"
+    return f", for {archs}, made by chord_jit {made_by}{other}"
 
 
 def _unusable(folder: Path) -> str:

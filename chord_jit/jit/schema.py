@@ -11,6 +11,8 @@ KEY_VERSION = 1
 ENTRY_VERSION = 1
 #: Our own subfolder of the cache root.
 STORE_FOLDER = f"chord_jit-v{ENTRY_VERSION}"
+#: What a wheel of prebuilt kernels says about itself, in JSON, beside that folder.
+ABOUT = "about.json"
 
 #: The toolchain that chord_jit is released with. A machine without a compiler takes these for its keys, and so finds
 #: the entries that a machine with them has built.

@@ -81,3 +81,17 @@ def test_nothing_is_made_on_disk(tmp_path, capsys):
     with knobs.scope(CHORD_CACHE_DIR=str(tmp_path / "cache"), CHORD_LOCK_DIR=str(tmp_path / "locks")):
         assert cli.main(["doctor"]) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_roots_with_what_they_hold(tmp_path, capsys):
+    entry = tmp_path / "wheel" / schema.STORE_FOLDER / "ab" / ("ab" * 32)
+    entry.mkdir(parents=True)
+    (entry / "kernel.cubin").write_bytes(bytes(3 << 20))
+    (tmp_path / "wheel" / schema.ABOUT).write_text(json.dumps({"chord_jit": "0.0.1", "archs": ["sm_90a"]}))
+    with knobs.scope(CHORD_PREBUILT=f"{tmp_path / 'wheel'}:{tmp_path / 'none'}", CHORD_CACHE_DIR=str(tmp_path / "user")):
+        code, report = examine(capsys)
+    found = [(check["state"], check["found"]) for check in report["checks"] if check["name"] == "prebuilt kernels"]
+    assert code == 0 and [state for state, _ in found] == ["ok", "none"] and "is not there" in found[1][1]
+    assert "1 entries, 3.0 MiB, for sm_90a, made by chord_jit 0.0.1, another version" in found[0][1]
+    (cache,) = [check["found"] for check in report["checks"] if check["name"] == "cache"]
+    assert cache.endswith("writable, 0 entries, 0.0 MiB")
