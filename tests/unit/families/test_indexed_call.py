@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from chord_jit import knobs
+from chord_jit import device, knobs
 from chord_jit.errors import CaptureError, InputError, LaunchError, OverrideError
 from chord_jit.families import indexed
 from chord_jit.families.indexed import FAMILY, IndexedFamily
@@ -17,6 +17,7 @@ from tests.unit.families.fake_gpu import H200, STREAM, TICKET, bf16, machine, on
 __all__ = ["machine"]
 
 TOKENS, TOP_K, EXPERTS, N, K = 6, 3, 8, 256, 192
+BUFFERS = ("sorted_ids", "expert_ids", "num_tokens_padded")
 WHOLE = Schedule("w4a16_mma", 8, 128, 256, 2)
 SPLIT = Schedule("w4a16_mma", 8, 128, 256, 2, split=3)
 
@@ -160,6 +161,18 @@ def test_expected_rows_are_those_of_the_whole_model_unless_hinted(machine, famil
     family.run(**{**call, "expected_rows": 5})
     assert [problem.expected_rows for problem in asked] == [18 / 32, 5]
     assert {(problem.experts, problem.n, problem.k, problem.block_m) for problem in asked} == {(EXPERTS, N, K, 16)}
+
+
+def test_v31_the_target_is_the_one_of_the_tensors_device(machine, family, call, monkeypatch):
+    """Of two unlike GPUs neither the first nor the current one decides."""
+    archs = ("sm_100a", "sm_90a")
+    monkeypatch.setattr(indexed.device, "facts", lambda index: device.target(archs[index]))
+    for index, current in ((0, 1), (1, 0), (1, 1)):
+        machine.current = current
+        there = replace(call["routing"], **{name: on_gpu(getattr(call["routing"], name), index) for name in BUFFERS})
+        tensors = dict(x=on_gpu(call["x"], index), out=on_gpu(call["out"], index), weight=weight_of(EXPERTS, N, K, index=index))
+        family.run(**{**call, **tensors, "routing": there})
+        assert (machine.loads[-1][0].arch, machine.loads[-1][1]) == (archs[index], index)
 
 
 def test_v38_token_counts_share_a_kernel(machine, family):

@@ -1,6 +1,6 @@
 """What an indexed problem is served by: always legal, always the same, and few kernels for a deployment."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 
 import pytest
@@ -62,9 +62,12 @@ CHANGES = {
 def test_v15_what_the_code_depends_on_is_part_of_the_key():
     base, one = problem(n=512, k=1024), Schedule("w4a16_mma", 8, 128, 256, 3)
     specs = [FAMILY.spec(replace(base, **change), one) for change in ({}, *CHANGES.values())]
-    fields = (dict(bm=16), dict(bk=512), dict(stages=2), dict(split=2), dict(ctas=2))
-    specs += [FAMILY.spec(base, replace(one, **change)) for change in fields]
-    assert len({key_of(spec).digest for spec in specs}) == len(specs) == 13
+    changes = (dict(bm=16), dict(bn=256), dict(bk=512), dict(stages=2), dict(split=2), dict(ctas=2))
+    specs += [FAMILY.spec(base, replace(one, **change)) for change in changes]
+    assert len({key_of(spec).digest for spec in specs}) == len(specs) == 14
+    # A multicast is not this kernel's, and a launch tells it the rest.
+    assert {field.name for field in fields(Schedule)} == {"kernel", "cm", "cn"}.union(*changes)
+    assert {field.name for field in fields(base)} == {"facts", "experts", "expected_rows", "block_m"} | set(CHANGES) - {"arch"}
 
 
 @pytest.mark.parametrize("sms", SM_COUNTS)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,7 +119,40 @@ def test_v27_nvcc_gets_a_list_of_words_and_a_quiet_environment(script, tmp_path)
     assert "-unwanted" not in (folder / "environment").read_text()
 
 
-def test_nvcc_that_fails_shows_its_log(script, monkeypatch):
+def test_v11_compilers_share_no_folder(script, place, tmp_path, monkeypatch):
+    """No precompiled headers, and whatever a compiler leaves behind lies in a folder that no other one sees."""
+    assert not any("pch" in word for kind in ("nvrtc", "nvcc") for word in compiler.flags(kind, "sm_90a"))
+    path = script.toolchain.compiler.path
+    path.write_text('#!/bin/sh\necho "$PWD $(stat -c %a .)" >> "$(dirname "$0")/folders"\nsleep 0.2\ntouch kernel.cubin kernel_0.pch\n')
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda _: script.compile(compiler.request(spec(), "the source")), range(2)))
+    folders, modes = zip(*(line.rsplit(" ", 1) for line in (path.parent / "folders").read_text().splitlines()), strict=True)
+    assert len(set(folders)) == 2 and set(modes) == {"700"} and not any(Path(folder).exists() for folder in folders)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "here"))
+    engine.build(spec())
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_v33_helpers_of_the_device_are_no_kernels(place, tmp_path):
+    """A kernel with assert and printf brings symbols that the compiler made; the one that we named is the one recorded."""
+    header = mixed_tree(tmp_path / "tree") / "include/chord/kernels/toy_add.cuh"
+    helpers = (
+        'extern "C" __device__ void __assertfail(const char*, const char*, unsigned, const char*, size_t);\n'
+        'extern "C" __device__ __noinline__ float chord_helper(float x) { return x * x; }\n'
+    )
+    calls = '  if (params.count < 0) __assertfail("count", "toy", 1, "f", 1);\n  printf("%f", chord_helper(params.a[1]));\n'
+    text = header.read_text().replace("namespace chord {", helpers + "namespace chord {")
+    header.write_text(text.replace("  params.out[0] =", calls + "  params.out[0] ="))
+    with assets.scope(tmp_path / "tree"):
+        entry = engine.build(spec())
+    assert b"__assertfail" in entry.cubin and b"vprintf" in entry.cubin
+    assert elf.kernels(entry.cubin) == ["chord_toy_add"]
+    assert json.loads((place.entries()[0] / "entry.json").read_text())["symbol"] == "chord_toy_add"
+
+
+def test_v24_nvcc_that_fails_shows_its_log(script, monkeypatch):
     monkeypatch.setenv("STATUS", "3")
     with pytest.raises(CompileError, match="3 says nvcc") as caught:
         script.compile(compiler.request(spec(), "the source"))

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +47,7 @@ def tree(tmp_path):
 
 @pytest.mark.parametrize("change", SPECS)
 def test_v15_every_part_of_the_spec_counts(tree, change):
+    assert {field.name for field in fields(KernelSpec)} == {"stem", "config", "arch"}, "a new field needs its changes in SPECS"
     assert key_of(SPECS[change]).digest != key_of(BASE).digest
 
 
@@ -54,6 +55,8 @@ def test_v15_every_part_of_the_toolchain_counts(tree, monkeypatch):
     found = toolchain.discover()
     before = key_of(BASE)
     other = {name: replace(getattr(found, name), version="0.1") for name in ("compiler", "cuda_headers", "cccl", "cutlass")}
+    # Headers below crt/ state no version: they come with the compiler, and the pins of the wheels hold them together.
+    assert {field.name for field in fields(found)} == {"kind", "crt", *other}, "a new part needs a field of the key"
     other = {"kind": replace(found, kind="nvcc"), **{name: replace(found, **{name: part}) for name, part in other.items()}}
     digests = {before.digest}
     for name, changed in other.items():

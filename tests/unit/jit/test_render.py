@@ -9,6 +9,7 @@ from jinja2 import UndefinedError
 
 from chord_jit import assets
 from chord_jit.errors import InputError, InputTypeError
+from chord_jit.jit.key import key_of
 from chord_jit.jit.render import config_struct, render
 from chord_jit.jit.spec import KernelSpec
 from tests.toy.family import spec
@@ -56,6 +57,7 @@ def test_v17_source_does_not_depend_on_what_was_rendered_before(place):
     first = render(spec(7))
     others = {render(spec(scale)) for scale in range(100, 200)}
     assert len(others) == 100 and render(spec(7)) == first not in others
+    assert key_of(spec(7)).source == first
 
 
 def test_unknown_stem_lists_the_templates(place):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import warnings
 from dataclasses import replace
@@ -93,8 +94,10 @@ LEVELS = {
 @pytest.mark.parametrize("change", [_open_to_the_group, _open_to_all, _link], ids=lambda change: change.__name__[1:])
 def test_what_others_could_have_written_is_not_loaded(place, entry, fake, level, change):
     change(LEVELS[level](place.entries()[0]))
-    with pytest.warns(CacheWarning, match=r"written by others|not a folder|Too many levels"):
+    with pytest.warns(CacheWarning) as caught:
         built = engine.build(spec())
+    (message,) = {str(warning.message) for warning in caught}
+    assert len(caught) == 1 and re.search(r"written by others|not a folder|Too many levels", message)
     assert built.origin == "compiled" and built.cubin == entry.cubin and len(fake.compiles()) == 2
 
 
@@ -108,6 +111,17 @@ def test_what_belongs_to_another_user_is_not_loaded(place, entry, fake, level, m
     with pytest.warns(CacheWarning, match="belongs to user"):
         assert engine.build(spec()).origin == "compiled"
     assert len(fake.compiles()) == 2
+
+
+@pytest.mark.parametrize("level", ["entry", "cubin", "record"])
+def test_an_entry_that_others_could_have_written_is_replaced(place, entry, fake, level):
+    """Not compiled again by every process to come."""
+    _open_to_all(LEVELS[level](place.entries()[0]))
+    with pytest.warns(CacheWarning):
+        assert engine.build(spec()).origin == "compiled"
+    forget()
+    assert engine.build(spec()).origin == "hit" and len(fake.compiles()) == 2
+    assert [path.name.split(".")[0] for path in (place.root / ".bad").iterdir()] == [entry.digest]
 
 
 def test_a_fifo_in_place_of_a_file_does_not_hang(place, entry, fake):
@@ -149,6 +163,14 @@ def test_a_record_of_another_layout_is_not_believed(place, fake, monkeypatch):
     monkeypatch.undo()
     with pytest.warns(CacheWarning, match="another key or layout"):
         assert Store(place.root).find(written.digest) is None
+
+
+def test_v30_an_entry_of_a_neighbouring_target_is_not_taken(place, fake):
+    """Also where the target is of the same major version: an entry serves the target that it was made for."""
+    made = {arch: engine.build(spec(arch=arch)).digest for arch in ("sm_90a", "sm_100a")}
+    forget()
+    assert engine.build(spec(arch="sm_103a")).origin == "compiled" and len(fake.compiles()) == 3
+    assert {arch: engine.build(spec(arch=arch)).digest for arch in made} == made and len(fake.compiles()) == 3
 
 
 def test_record_round_trip(place, entry, fake):

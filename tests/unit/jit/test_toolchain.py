@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from chord_jit import knobs
+from chord_jit import assets, device, knobs
 from chord_jit.errors import ToolchainError
-from chord_jit.jit import places, schema, toolchain
+from chord_jit.jit import compiler, places, schema, toolchain
+from chord_jit.jit.key import key_of
 from chord_jit.jit.toolchain import discover
+from tests.toy.family import ASSETS, spec
 
 HEADERS = {
     "cuda.h": "#define CUDA_VERSION {major}000\n",
@@ -145,14 +147,41 @@ def test_nvcc_that_does_not_answer_shares_no_key_with_one_that_does(machine):
         assert discover().compiler.version.startswith("unusable")
 
 
-def test_v14_the_same_compiler_through_two_links_has_one_version(machine):
+def test_v14_the_same_compiler_by_any_path_has_one_version_and_one_key(machine, monkeypatch):
     put_nvcc(machine / "kit/bin/nvcc")
     (machine / "link").symlink_to(machine / "kit")
-    versions = []
-    for name in ("kit", "link"):
-        with knobs.scope(CHORD_COMPILER="nvcc", CHORD_NVCC=str(machine / name / "bin/nvcc")):
-            versions.append(discover().compiler.version)
-    assert versions == ["12.9.86"] * 2
+    found = []
+    for name in ("kit", "link", "PATH"):
+        monkeypatch.setenv("PATH", str(machine / "kit/bin" if name == "PATH" else machine / "bin"))
+        with knobs.scope(CHORD_COMPILER="nvcc", CHORD_NVCC=None if name == "PATH" else str(machine / name / "bin/nvcc")):
+            found.append((discover().compiler.version, digest()))
+    assert found == [("12.9.86", found[0][1])] * 3
+
+
+def digest(arch: str = "sm_90a") -> str:
+    with assets.scope(ASSETS):
+        return key_of(spec(arch=arch)).digest
+
+
+VERSIONS = ("12.3.107", "12.8.93", "12.9.86", "12.10.1", "13.0.88", "13.5.12")
+
+
+@pytest.mark.parametrize("arch", sorted(device.TARGETS))
+def test_v24_v28_versions_are_text_and_choose_no_option(machine, arch):
+    """12.10 is neither 12.1 nor older than 12.9; a compiler too old for the target refuses it itself, with its own words."""
+    digests = []
+    for version in VERSIONS:
+        nvcc = put_nvcc(machine / version / "nvcc", version)
+        put(machine / version, TOOLKIT_13)
+        major, minor, _ = version.split(".")
+        put_file(machine / version / "include/cuda.h", f"#define CUDA_VERSION {major}{int(minor):02}0\n")
+        with knobs.scope(CHORD_COMPILER="nvcc", CHORD_NVCC=str(nvcc), CUDA_HOME=str(machine / version)):
+            assert discover().compiler.version == version and discover().cuda_headers.path == machine / version / "include"
+            digests.append(digest(arch))
+    assert len(set(digests)) == len(VERSIONS)
+    for kind in ("nvrtc", "nvcc"):
+        words = compiler.flags(kind, arch)
+        assert [word for word in words if "arch" in word or "code" in word or "compute" in word] == [f"--gpu-architecture={arch}"]
 
 
 def test_v22_v26_the_error_names_every_part_place_and_remedy(machine):
