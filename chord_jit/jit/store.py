@@ -47,15 +47,16 @@ class Store:
     def find(self, digest: str, *, repair: bool = False) -> Entry | None:
         """The entry of ``digest``, or None. No lock is needed.
 
-        A damaged one is announced and not returned. With ``repair`` it is also moved to ``.bad/``, out of the way of a
-        rebuild: only for the holder of the compile lock, or a good entry that just replaced it could be moved.
+        One that is damaged or not to be trusted is announced and not returned. With ``repair`` it is also moved to ``.bad/``,
+        out of the way of a rebuild: only for the holder of the compile lock, or a good entry that just replaced it could be moved.
         """
         folder = layout.folder_of(self.root, digest)
         try:
             contents = self._read(folder)
             return None if contents is None else record.entry_of(contents, digest)
         except files.Untrusted as problem:
-            once(f"untrusted {self.root}", f"kernel cache: {problem}, so it is not read. {self._trust()}")
+            self._refuse(problem)
+            self._set_aside(folder, repair)
         except record.Damaged as problem:
             self._bad(folder, str(problem), repair)
         except FileNotFoundError as problem:
@@ -70,25 +71,24 @@ class Store:
             files.private_folder(self.root)
             if os.access(self.root, os.W_OK | os.X_OK):
                 return True
-            problem: object = f"{self.root} is read-only"
-        except (OSError, files.Untrusted) as error:
-            problem = error
-        self._memory_only(problem)
+            self._memory_only(f"{self.root} is read-only")
+        except files.Untrusted as problem:
+            self._refuse(problem)
+        except OSError as problem:
+            self._memory_only(problem)
         return False
 
     def publish(self, entry: Entry, key: Key) -> None:
-        """Keep ``entry``; then old entries may go, if the root has grown above its limit.
+        """Keep ``entry``. When another writer was faster, its entry stays.
 
-        When another writer was faster, its entry stays. When the disk refuses, the entry is not kept and one notice says so.
+        When the disk refuses, the entry is not kept and one notice says so. Old entries may go once it is kept.
         """
-        contents = record.files_of(entry, key)
         try:
-            self._place(key.digest, contents)
-        except (OSError, files.Untrusted) as problem:
+            self._place(key.digest, record.files_of(entry, key))
+        except files.Untrusted as problem:
+            self._refuse(problem)
+        except OSError as problem:
             self._memory_only(problem)
-        else:
-            eviction.mark(self.root, key.digest)
-            eviction.after_publish(self.root, sum(map(len, contents.values())))
 
     def used(self, digest: str) -> None:
         """This process has taken the entry: recently used for every process, and not to be evicted by this one."""
@@ -142,6 +142,8 @@ class Store:
     def remove(self, folder: Path) -> None:
         """Out of sight at once: another process never meets half an entry. Raises ``CacheError``."""
         self._own(f"remove {folder}")
+        if folder != layout.folder_of(self.root, folder.name):
+            raise CacheError(f"remove {folder}", "it must be an entry of this root", {"root": self.root}, "take the folders of items()")
         try:
             layout.discard(self.root, folder)
         except OSError as error:
@@ -199,30 +201,41 @@ class Store:
                 first = False
             files.sync_folder(folder.parent)
             files.sync_folder(self.root)
-            return first
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+        eviction.mark(self.root, digest)
+        if first:
+            eviction.after_publish(self.root, sum(map(len, contents.values())))
+        return first
 
     def _bad(self, folder: Path, problem: str, repair: bool) -> None:
         if not self.writable:
             once(f"bad {self.root}", f"kernel cache: the entry {folder} is damaged ({problem}) and skipped; tell whoever made {self.root}.")
             return
         once(f"bad {folder}", f"kernel cache: the entry {folder} is damaged ({problem}) and not used.")
-        if repair:
+        self._set_aside(folder, repair)
+
+    def _set_aside(self, folder: Path, repair: bool) -> None:
+        if repair and self.writable:
             try:
                 eviction.quarantine(self.root, folder)
-            except (OSError, files.Untrusted) as error:
-                self._memory_only(error)
+            except files.Untrusted as problem:
+                self._refuse(problem)
+            except OSError as problem:
+                self._memory_only(problem)
+
+    def _refuse(self, problem: files.Untrusted) -> None:
+        remedy = "Set CHORD_CACHE_DIR to a folder of your own."
+        if self.trusted:
+            remedy = "Make it again: links and special files are refused everywhere."
+        elif not self.writable:
+            remedy = f"If you trust everybody who can write to what {_VARIABLE[self.kind]} names, set CHORD_CACHE_TRUST_SHARED=1."
+        once(f"untrusted {self.root}", f"kernel cache: {problem}, so it is not used. {remedy}")
 
     def _own(self, asked: str) -> None:
         if not self.writable:
             remedy = "do it where the folder is made"
             raise CacheError(asked, "only the user's own root is changed", {"kind": self.kind, "named by": _VARIABLE[self.kind]}, remedy)
-
-    def _trust(self) -> str:
-        if self.writable:
-            return "Set CHORD_CACHE_DIR to a folder of your own."
-        return f"If you trust everybody who can write to what {_VARIABLE[self.kind]} names, set CHORD_CACHE_TRUST_SHARED=1."
 
     def _memory_only(self, problem: object) -> None:
         once(

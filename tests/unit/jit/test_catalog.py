@@ -152,6 +152,9 @@ def test_remove(place, three):
     assert not three[0].exists() and three[1].exists() and place.leftovers() == []
     with pytest.raises(CacheError, match="removable"):
         place.store.remove(three[0])
+    for other in (place.cache, place.root, place.root / ".staging", place.cache / three[1].name):
+        with pytest.raises(CacheError, match="an entry of this root"):
+            place.store.remove(other)
 
 
 def test_prune_keeps_what_was_used_last(place, three):

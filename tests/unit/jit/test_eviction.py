@@ -52,7 +52,7 @@ def kept(place, *scales) -> list[int]:
     return [scale for scale in scales or range(10) if key_of(spec(scale)).digest in there]
 
 
-def test_V12_least_recently_used_first_and_the_sizes_add_up(place, old, quiet):
+def test_v12_least_recently_used_first_and_the_sizes_add_up(place, old, quiet):
     pruned = place.store.prune(sum(old[2:]))
     assert kept(place) == [2, 3, 4]
     assert pruned == eviction.Pruned(entries=2, freed=sum(old[:2]), kept=sum(old[2:]), swept=0)
@@ -64,6 +64,18 @@ def test_a_publish_above_the_limit_evicts_with_room_to_spare(place, old, quiet):
     with knobs.scope(CHORD_CACHE_MAX_BYTES=str(sum(old))):
         assert engine.build(spec(5)).origin == "compiled"
     assert kept(place) == [2, 3, 4, 5]
+
+
+def test_entries_that_are_adopted_count_and_stay(place, old, quiet, tmp_path):
+    digests = {}
+    with knobs.scope(CHORD_CACHE_DIR=str(tmp_path / "elsewhere")):
+        for scale in (7, 8):
+            digest = engine.build(spec(scale)).digest
+            digests[digest] = place.store.contents(digest)
+    forget()
+    with knobs.scope(CHORD_CACHE_MAX_BYTES=str(sum(old[:3]))):
+        assert all(place.store.adopt(digest, contents) for digest, contents in digests.items())
+    assert kept(place) == [4, 7, 8]
 
 
 def test_0_is_no_limit(place, old, quiet):
@@ -121,7 +133,7 @@ def test_an_entry_that_another_process_just_took_stays(place, old, quiet, monkey
     assert kept(place) == [1, 4]
 
 
-def test_V12_an_entry_that_another_process_evicts_counts_once(place, old, quiet, monkeypatch):
+def test_v12_an_entry_that_another_process_evicts_counts_once(place, old, quiet, monkeypatch):
     real = layout.discard
 
     def discard(root, folder):

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from chord_jit import knobs
+from chord_jit import assets, knobs
 from chord_jit.errors import CacheError, OverrideError, ToolchainError
 from chord_jit.jit import engine, locks, roots, schema, toolchain
 from chord_jit.jit.key import key_of
 from chord_jit.jit.notices import CacheWarning
 from chord_jit.jit.store import Store, stores
-from tests.toy.family import spec
+from tests.toy.family import ASSETS, spec
 from tests.toy.fixtures import forget
 
 VARIABLES = {"shared": "CHORD_CACHE_SHARED", "prebuilt": "CHORD_PREBUILT"}
@@ -192,7 +192,7 @@ def test_a_folder_that_is_not_there_costs_one_notice(fake, variable):
     assert len(caught) == 1 and ABSENT[variable] in str(caught[0].message)
 
 
-def test_V19_prebuilt_kernels_of_another_layout_are_a_notice_and_a_miss(other, fake):
+def test_v19_prebuilt_kernels_of_another_layout_are_a_notice_and_a_miss(other, fake):
     root = other[1] / schema.STORE_FOLDER
     root.rename(root.with_name("chord_jit-v0"))
     with pytest.warns(CacheWarning) as caught:
@@ -200,7 +200,7 @@ def test_V19_prebuilt_kernels_of_another_layout_are_a_notice_and_a_miss(other, f
     assert len(caught) == 1 and "the folder has chord_jit-v0" in str(caught[0].message)
 
 
-def test_V30_prebuilt_kernels_for_another_target_are_a_notice_and_a_miss(other, fake):
+def test_v30_prebuilt_kernels_for_another_target_are_a_notice_and_a_miss(other, fake):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert [engine.build(spec(scale, arch="sm_100a")).origin for scale in (2, 3)] == ["compiled"] * 2
@@ -208,7 +208,7 @@ def test_V30_prebuilt_kernels_for_another_target_are_a_notice_and_a_miss(other, 
     assert len(messages) == (other[0] != "shared") and all("for sm_90a, none for sm_100a" in message for message in messages)
 
 
-def test_V19_prebuilt_kernels_of_another_toolchain_are_a_notice_and_a_miss(other, fake, monkeypatch):
+def test_v19_prebuilt_kernels_of_another_toolchain_are_a_notice_and_a_miss(other, fake, monkeypatch):
     real = toolchain.discover()
     newer = replace(real, compiler=replace(real.compiler, version="13.9.1"))
     monkeypatch.setattr(toolchain, "discover", lambda: newer)
@@ -259,8 +259,21 @@ def test_sizes(text, value):
         assert knobs.read("CHORD_CACHE_MAX_BYTES") == value
 
 
-def test_two_versions_of_the_package_share_a_root_in_peace(place, fake, monkeypatch):
-    """Of another layout: a folder of its own. Of the same layout: other keys. Neither is touched by the other's limit."""
+def test_two_versions_with_one_layout_share_a_root_in_peace(place, fake, tmp_path, quiet):
+    shutil.copytree(ASSETS / "templates", tmp_path / "next/templates")
+    shutil.copytree(ASSETS / "include", tmp_path / "next/include")
+    header = tmp_path / "next/include/chord/toy_params.cuh"
+    header.write_text(header.read_text() + "// the next version\n")
+    for turn in (1, 2):
+        engine.build(spec(2))
+        with assets.scope(tmp_path / "next"):
+            engine.build(spec(2))
+        forget()
+        assert len(place.entries()) == len(fake.compiles()) == 2, turn
+
+
+def test_two_versions_with_two_layouts_share_a_root_in_peace(place, fake, monkeypatch):
+    """Each has a folder of its own, and neither is touched by the other's limit."""
     engine.build(spec(2))
     monkeypatch.setattr(schema, "STORE_FOLDER", "chord_jit-v2")
     monkeypatch.setattr(schema, "ENTRY_VERSION", 2)
