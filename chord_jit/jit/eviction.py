@@ -1,7 +1,7 @@
 """Which entries of the user's root go when it grows above its limit, and what is swept on the way.
 
 Guaranteed: least recently used first, by the time of the record, which a process sets when it first takes the entry from the
-disk; never an entry that this process has taken or published; a folder is renamed out of sight before it is deleted, so a
+disk (to ten minutes); never an entry that this process has taken or published; a folder is renamed out of sight before it is deleted, so a
 reader sees a whole entry or none; what other layouts and other software keep in the same cache folder is left alone.
 Not guaranteed: an exact limit at every moment. Processes look at the whole root at their first publish and every ten
 minutes, and add up their own entries in between.
@@ -23,6 +23,8 @@ from chord_jit.jit import catalog, files, layout, record
 #: Age in seconds at which a staging folder belongs to a writer that died, and at which nobody looks at a damaged entry any more.
 _STALE, _FORGOTTEN = 3600.0, 86400.0
 _LOOK_AGAIN = 600.0
+#: A use within so many seconds of another is not written down.
+_RECENT = 600.0
 #: Down to this part of the limit, so that a cache at its limit is not looked through at every publish.
 _ROOM = 0.9
 
@@ -48,7 +50,9 @@ def mark(root: Path, digest: str) -> None:
     if folder not in _taken:
         _taken.add(folder)
         try:
-            os.utime(folder / record.RECORD)
+            # A write for each rank that starts, on a file system of the network, would tell nothing new.
+            if time.time() - catalog.last_used(folder) > _RECENT:
+                os.utime(folder / record.RECORD)
         except OSError:
             # On a read-only root nothing is evicted either.
             pass

@@ -115,6 +115,17 @@ def test_a_lookup_makes_an_entry_recent_once_in_a_process(place, old, quiet):
     assert kept(place) == [1, 2, 3, 4]
 
 
+def test_processes_that_start_together_write_one_use_down(place, old, quiet, monkeypatch):
+    folder = layout.folder_of(place.root, key_of(spec(0)).digest)
+    written = []
+    real = os.utime
+    monkeypatch.setattr(os, "utime", lambda path, *given: written.append(path) or real(path, *given))
+    for _ in range(3):
+        engine.build(spec(0))
+        forget()
+    assert written == [folder / "entry.json"]
+
+
 def test_a_look_by_a_tool_is_no_use(place, old, quiet):
     times = [catalog.last_used(folder) for folder in place.entries()]
     list(place.store.items()), list(place.store.verify()), [place.store.find(folder.name) for folder in place.entries()]
