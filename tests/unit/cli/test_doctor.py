@@ -35,7 +35,7 @@ def test_a_complete_machine(capsys):
 
 
 @pytest.mark.parametrize("variables, part, remedy", BROKEN, ids=[part for _, part, _ in BROKEN])
-def test_what_is_missing_is_named_with_its_remedy(variables, part, remedy, capsys):
+def test_v22_what_is_missing_is_named_with_its_remedy(variables, part, remedy, capsys):
     with knobs.scope(**variables):
         code, report = examine(capsys)
     (check,) = [check for check in report["checks"] if check["name"] == part]

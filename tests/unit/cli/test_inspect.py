@@ -48,7 +48,7 @@ def test_a_real_kernel(real, capsys):
     assert "occupancy" in text and "lines more" in text and len(text.split("main loop, ")[1].splitlines()) == 5
 
 
-def test_without_nvdisasm_the_rest_is_shown_and_the_remedy(real, capsys, monkeypatch):
+def test_v22_without_nvdisasm_the_rest_is_shown_and_the_remedy(real, capsys, monkeypatch):
     monkeypatch.setattr(places, "nvdisasm_candidates", lambda roots: ())
     assert cli.main(["inspect", real, "--json"]) == 0
     body = json.loads(capsys.readouterr().out)

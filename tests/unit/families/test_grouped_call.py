@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from chord_jit import knobs
+from chord_jit import device, knobs
 from chord_jit.errors import CaptureError, InputError
 from chord_jit.families import grouped
 from tests.unit.families.fake_gpu import H200, bf16, machine, on_gpu, weight_of
@@ -40,6 +40,23 @@ def test_sliced_activations_are_the_flat_ones(family):
 def test_rows_without_padding_may_be_any_number(family, rows, segments):
     ask(family, "offsets", {**good("offsets"), "x": bf16(rows, K), "out": bf16(rows, N)})
     assert [(told["rows"], told["segments"]) for told in family.launches] == [(rows, segments)]
+
+
+@pytest.mark.parametrize("stride", [1, K + 2, 2 * K])
+def test_v44_one_row_may_have_any_stride(family, stride):
+    x = on_gpu(torch.zeros(2 * K, dtype=torch.bfloat16).as_strided((1, K), (stride, 1)))
+    ask(family, "offsets", {**good("offsets"), "x": x, "out": bf16(1, N)})
+    assert [told["x"].data_ptr() for told in family.launches] == [x.data_ptr()]
+
+
+@every_layout
+@pytest.mark.parametrize("index, current", [(0, 1), (1, 0), (1, 1)])
+def test_v31_the_target_is_the_one_of_the_tensors_device(machine, family, monkeypatch, layout, index, current):
+    """Of two unlike GPUs neither the first nor the current one decides."""
+    archs, machine.current = ("sm_100a", "sm_90a"), current
+    monkeypatch.setattr(device, "facts", lambda index: device.target(archs[index]))
+    ask(family, layout, good(layout, index))
+    assert [(problem.facts.arch, at) for problem, _, at in family.prepared] == [(archs[index], index)]
 
 
 @every_layout

@@ -163,6 +163,13 @@ def test_expected_rows_are_those_of_the_whole_model_unless_hinted(machine, famil
     assert {(problem.experts, problem.n, problem.k, problem.block_m) for problem in asked} == {(EXPERTS, N, K, 16)}
 
 
+@pytest.mark.parametrize("stride", [1, K + 2, 2 * K])
+def test_v44_one_row_may_have_any_stride(machine, family, call, stride):
+    x = on_gpu(torch.zeros(2 * K, dtype=torch.bfloat16).as_strided((1, K), (stride, 1)))
+    family.run(**{**call, "x": x, "routing": routing_of(1, TOP_K, 16, EXPERTS), "out": bf16(TOP_K, N)})
+    assert machine.calls[0]["x"] == x.data_ptr()
+
+
 def test_v31_the_target_is_the_one_of_the_tensors_device(machine, family, call, monkeypatch):
     """Of two unlike GPUs neither the first nor the current one decides."""
     archs = ("sm_100a", "sm_90a")

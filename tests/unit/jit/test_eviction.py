@@ -272,7 +272,7 @@ def test_a_root_that_goes_away_under_the_eviction(place, old, quiet):
     eviction.after_publish(place.root, 10)
 
 
-def test_readers_and_evicting_writers_at_once(place, fake, tmp_path):
+def test_v2_readers_and_evicting_writers_at_once(place, fake, tmp_path):
     """Four processes on a root that holds hardly one entry: every build is right, nobody hears of damage."""
     body = """
 import random, warnings

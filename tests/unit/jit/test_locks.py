@@ -17,7 +17,7 @@ from tests.toy.processes import start, wait_for
 DIGEST = "c" * 64
 
 
-def test_a_child_that_outlives_the_killed_holder_does_not_keep_its_lock(place, tmp_path):
+def test_v8_a_child_that_outlives_the_killed_holder_does_not_keep_its_lock(place, tmp_path):
     """As a data loader's worker that was forked while a kernel was compiled."""
     body = f"""
 with locks.held({DIGEST!r}) as alone:

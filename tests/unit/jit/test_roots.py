@@ -66,7 +66,7 @@ def quiet():
         yield
 
 
-def test_a_hit_needs_no_lock_no_compiler_and_no_writable_root(other, fake, monkeypatch, quiet):
+def test_v13_a_hit_needs_no_lock_no_compiler_and_no_writable_root(other, fake, monkeypatch, quiet):
     monkeypatch.setattr(locks, "held", None)
     before = snapshot(other[1])
     with knobs.scope(CHORD_CACHE_DIR="/proc/nonexistent"):

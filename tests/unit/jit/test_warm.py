@@ -60,7 +60,7 @@ def loaded(fake, monkeypatch):
     return engine.load(spec(), 0)
 
 
-def test_a_warm_lookup_makes_no_system_call(loaded):
+def test_v20_a_warm_lookup_makes_no_system_call(loaded):
     def warm(rounds):
         engine.load(spec(), 0)
         _warm(rounds)

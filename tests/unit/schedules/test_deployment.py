@@ -36,7 +36,7 @@ UNEVEN = {
 
 
 @pytest.mark.parametrize("ranks, rule, values", UNEVEN.values(), ids=UNEVEN)
-def test_what_does_not_divide_is_refused(ranks, rule, values):
+def test_v51_what_does_not_divide_is_refused(ranks, rule, values):
     with pytest.raises(InputError) as caught:
         Deployment(7168, 2048, 384, 8, **ranks)
     assert (caught.value.rule, caught.value.values) == (rule, values) and caught.value.remedy
