@@ -17,7 +17,7 @@ from chord_jit import assets, device, knobs
 from chord_jit.errors import ChordError
 from chord_jit.version import VERSION
 
-_PACKAGES = ("torch", "cuda.bindings", "jinja2", "platformdirs", "safetensors", "numpy", "rich")
+_PACKAGES = ("torch", "cuda.bindings", "jinja2", "filelock", "platformdirs", "safetensors", "numpy", "rich")
 
 
 @dataclass(frozen=True)

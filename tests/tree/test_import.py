@@ -34,7 +34,7 @@ class Environment(type(os.environ)):
 os.environ.__class__ = Environment
 sys.addaudithook(hook)
 {body}
-for name in ("torch", "cuda", "numpy", "jinja2", "platformdirs", "rich"):
+for name in ("torch", "cuda", "numpy", "jinja2", "filelock", "rich"):
     if name in sys.modules:
         touched.append("import " + name)
 print("\\n".join(touched))
@@ -47,7 +47,7 @@ SEEN = (
     ("os.environ.get('HOME')", "environment HOME"),
     ("os.getenv('CHORD_CACHE_DIR')", "environment CHORD_CACHE_DIR"),
     ("import subprocess; subprocess.run(['true'])", "subprocess.Popen"),
-    ("import platformdirs", "import platformdirs"),
+    ("import filelock", "import filelock"),
 )
 
 
