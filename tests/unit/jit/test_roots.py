@@ -259,7 +259,7 @@ def test_sizes(text, value):
         assert knobs.read("CHORD_CACHE_MAX_BYTES") == value
 
 
-def test_two_versions_with_one_layout_share_a_root_in_peace(place, fake, tmp_path, quiet):
+def test_v19_two_versions_with_one_layout_share_a_root_in_peace(place, fake, tmp_path, quiet):
     shutil.copytree(ASSETS / "templates", tmp_path / "next/templates")
     shutil.copytree(ASSETS / "include", tmp_path / "next/include")
     header = tmp_path / "next/include/chord/toy_params.cuh"
@@ -272,7 +272,7 @@ def test_two_versions_with_one_layout_share_a_root_in_peace(place, fake, tmp_pat
         assert len(place.entries()) == len(fake.compiles()) == 2, turn
 
 
-def test_two_versions_with_two_layouts_share_a_root_in_peace(place, fake, monkeypatch):
+def test_v19_two_versions_with_two_layouts_share_a_root_in_peace(place, fake, monkeypatch):
     """Each has a folder of its own, and neither is touched by the other's limit."""
     engine.build(spec(2))
     monkeypatch.setattr(schema, "STORE_FOLDER", "chord_jit-v2")

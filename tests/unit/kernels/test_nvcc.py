@@ -21,7 +21,7 @@ SHAPE = (8, 512, 1024)
 def specs() -> list[KernelSpec]:
     """A kernel of each template for each target that it serves."""
     made = [FORMS[0].spec(arch) for arch in device.TARGETS]
-    for arch, facts in device.TARGETS.items():
+    for facts in device.TARGETS.values():
         problem = INDEXED.problem(facts, *SHAPE, 4.0, interleaved=True, swiglu=True)
         made.append(INDEXED.spec(problem, INDEXED.schedule(problem)))
     problem = GROUPED.problem(device.target("sm_90a"), *SHAPE, 256.0, layout="offsets", interleaved=True, swiglu=True)
