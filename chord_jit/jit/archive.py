@@ -71,7 +71,7 @@ def load(path: Path, store: Store) -> Imported:
     """Publish every entry of the archive ``path`` in ``store``; those that are there stay.
 
     Raises ``InputError`` for an archive that is not right in every part, ``CacheError`` where ``store`` cannot keep entries;
-    nothing was written then.
+    nothing was written then, unless the disk fills up on the way: the entries before that are whole, and stay.
     """
     with _opened(path) as file:
         # Twice through the file rather than everything in memory: what the second pass reads is checked again.

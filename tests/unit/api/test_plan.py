@@ -10,7 +10,7 @@ from chord_jit import api, device, knobs, plan
 from chord_jit.device import target
 from chord_jit.errors import InputError
 from chord_jit.families import base
-from chord_jit.jit import compiler, engine, warmup
+from chord_jit.jit import compiler, engine, manifest, warmup
 from chord_jit.schedules.deployment import Deployment
 from tests.toy.fake import FakeCompiler
 from tests.toy.fixtures import forget
@@ -20,8 +20,10 @@ SMALL = Deployment(1024, 512, 16, 4)
 
 
 @pytest.fixture
-def fake(tmp_path):
+def fake(tmp_path, monkeypatch):
     fake = FakeCompiler(tmp_path / "ledger")
+    # Somebody may edit the checkout while the tests run, and manifests are then not written.
+    monkeypatch.setattr(manifest, "_imported", float("inf"))
     with compiler.scope(fake), knobs.scope(CHORD_CACHE_DIR=str(tmp_path / "cache")):
         forget()
         yield fake
@@ -29,13 +31,13 @@ def fake(tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [{"ep": 8}, {"tp": 8}], ids=["EP8", "TP8"])
-def test_kimi_k2_needs_at_most_forty_kernels(fake, ranks):
+def test_v36_kimi_k2_needs_at_most_forty_kernels(fake, ranks):
     found = plan.plan(Deployment(7168, 2048, 384, 8, **ranks), [target("sm_90a")])
     assert 20 < len(found.kernels) <= plan.MOST_KERNELS == 40
     assert len({one.digest for one in found.kernels}) == len(found.kernels)
 
 
-def test_the_second_warm_up_chooses_and_keys_nothing(fake, monkeypatch):
+def test_v36_the_second_warm_up_chooses_and_keys_nothing(fake, monkeypatch):
     first = plan.plan(SMALL, [target("sm_90a")])
     report = first.warm_up(jobs=1)
     assert not first.known and report.compiled == len(first.kernels) == len(fake.compiles())
