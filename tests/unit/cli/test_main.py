@@ -30,6 +30,12 @@ REFUSED = (
     (["cache"], "action"),
     (["cache", "burn"], "invalid choice"),
     (["cache", "clear"], "--yes"),
+    (["cache", "prune"], "--max-bytes"),
+    (["cache", "import"], "FILE"),
+    (["cache", "export"], "FILE"),
+    (["cache", "why"], "A"),
+    (["inspect"], "KERNEL"),
+    (["inspect", "ab", "--lines", "0"], "must be at least 1"),
 )
 
 
