@@ -46,6 +46,11 @@ def test_v37_a_listed_family_keeps_the_protocol(name):
         assert list(inspect.signature(getattr(owner, method)).parameters) == wanted, method
 
 
+def test_v37_a_deployment_has_problems_of_every_listed_family():
+    asked = base.deployment_problems(api.Deployment(1024, 512, 8, 2), device.target("sm_90a"))
+    assert {problem.family for problem in asked} == set(base.FAMILIES)
+
+
 def test_an_unknown_family_is_no_family():
     with pytest.raises(KeyError):
         base.family("cooking")
