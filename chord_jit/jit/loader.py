@@ -66,7 +66,8 @@ def _call(entry: Entry, name: str, *arguments: object) -> object:
         # The bindings look a function up at its first call.
         raise UnsupportedDeviceError(
             f"load the kernel {entry.symbol}", "the NVIDIA driver must be there and offer every function of CUDA 13",
-            {"function": name, "answer": error}, "install an NVIDIA driver of branch 580 or newer on a machine with a GPU",
+            {"function": name, "answer": error, "CUDA of the driver": _cuda_of_driver()},
+            "install an NVIDIA driver of branch 580 or newer on a machine with a GPU",
         ) from None
     if status != driver.CUresult.CUDA_SUCCESS:
         raise LaunchError(
@@ -75,3 +76,14 @@ def _call(entry: Entry, name: str, *arguments: object) -> object:
             "an earlier asynchronous error surfaces here too: run once with CUDA_LAUNCH_BLOCKING=1",
         )
     return values[0] if values else None
+
+
+def _cuda_of_driver() -> str:
+    """The newest CUDA that the installed driver serves, ``12.4``; ``none`` without a driver."""
+    from cuda.bindings import driver
+
+    try:
+        status, version = driver.cuDriverGetVersion()
+    except RuntimeError:
+        return "none"
+    return f"{version // 1000}.{version % 1000 // 10}" if status == driver.CUresult.CUDA_SUCCESS else "none"

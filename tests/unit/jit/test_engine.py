@@ -245,11 +245,20 @@ def test_nothing_captures_before_cuda_has_started(monkeypatch):
     assert loader.capturing(0) is False
 
 
-def test_v32_an_old_driver_is_named(driver):
+@pytest.mark.parametrize("installed, named", [
+    ((0, 12040), "12.4"), ((999, 0), "none"), (RuntimeError('Function "cuDriverGetVersion" not found'), "none"),
+])  # fmt: skip
+def test_v32_an_old_driver_is_named(driver, monkeypatch, installed, named):
+    def version():
+        if isinstance(installed, RuntimeError):
+            raise installed
+        return driver.driver.CUresult(installed[0]), installed[1]
+
+    monkeypatch.setattr(driver.driver, "cuDriverGetVersion", version)
     driver.refuses["cuLibraryLoadData"] = RuntimeError('Function "cuLibraryLoadData" not found')
     with pytest.raises(UnsupportedDeviceError, match="branch 580") as caught:
         engine.load(spec(), 0)
-    assert caught.value.values["function"] == "cuLibraryLoadData"
+    assert caught.value.values["function"] == "cuLibraryLoadData" and caught.value.values["CUDA of the driver"] == named
 
 
 def test_a_refusing_driver_is_quoted_and_the_context_restored(driver, monkeypatch):
