@@ -15,7 +15,7 @@ from chord_jit.families.grouped_problem import GroupedProblem
 from chord_jit.families.grouped_refusals import ASKED, CHOOSE, check_layout, refuse_contiguous, refuse_masked
 from chord_jit.families.grouped_sizes import size_for, sizes
 from chord_jit.families.indexed_problem import dequant_for
-from chord_jit.families.refusals import check_hint, check_shape, refuse_out
+from chord_jit.families.refusals import check_hint, check_shape, out_fits, refuse_out
 from chord_jit.formats.w4a16_layout import LAYOUT_VERSION, PackedW4A16
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.routing import grouped as layouts
@@ -124,10 +124,7 @@ class GroupedFamily:
         index, address = weight.place
         if out is None:
             out = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
-        elif (
-            not isinstance(out, torch.Tensor) or out.shape != shape or out.dtype is not torch.bfloat16 or out.get_device() != index
-            or not out.is_contiguous() or out.data_ptr() % 16
-        ):  # fmt: skip
+        elif not out_fits(out, shape, index):
             refuse_out(ASKED["masked" if layout == "masked" else "contiguous"], out, "rows of x", shape, x.device)
         if rows == 0:
             return out

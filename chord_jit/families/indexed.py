@@ -13,7 +13,7 @@ from chord_jit.device import DeviceFacts
 from chord_jit.families import indexed_problem, kernels
 from chord_jit.families.indexed_problem import IndexedProblem
 from chord_jit.families.indexed_refusals import ASKED, CHOOSE, refuse_call, weights_fit
-from chord_jit.families.refusals import check_hint, check_shape, refuse_out
+from chord_jit.families.refusals import check_hint, check_shape, out_fits, refuse_out
 from chord_jit.formats.w4a16_layout import LAYOUT_VERSION, PackedW4A16
 from chord_jit.jit import slots
 from chord_jit.jit.launch import Launch
@@ -101,10 +101,7 @@ class IndexedFamily:
         index, address = weight.place
         if out is None:
             out = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
-        elif (
-            not isinstance(out, torch.Tensor) or out.shape != shape or out.dtype is not torch.bfloat16 or out.get_device() != index
-            or not out.is_contiguous() or out.data_ptr() % 16
-        ):  # fmt: skip
+        elif not out_fits(out, shape, index):
             refuse_out(ASKED, out, "routed rows", shape, x.device)
         if expected_rows is not None:
             check_hint(CHOOSE, expected_rows)

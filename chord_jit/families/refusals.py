@@ -74,6 +74,14 @@ def check_hint(asked: str, expected_rows: float) -> None:
         )
 
 
+def out_fits(out: torch.Tensor, shape: tuple[int, int], index: int) -> bool:
+    """Whether a call on device ``index`` may write its result into ``out``; ``refuse_out`` says why not."""
+    return (
+        isinstance(out, torch.Tensor) and out.shape == shape and out.dtype is torch.bfloat16 and out.get_device() == index
+        and out.is_contiguous() and out.data_ptr() % 16 == 0
+    )  # fmt: skip
+
+
 def refuse_out(asked: str, out: torch.Tensor, rows: str, shape: tuple[int, int], where: torch.device) -> NoReturn:
     """Raise ``InputError`` for an ``out`` that does not fit; ``rows`` says what a row of it is."""
     given = {name: getattr(out, name, type(out).__name__) for name in ("shape", "dtype", "device")}
