@@ -33,7 +33,7 @@ class Family(Protocol):
         """Load the kernel of ``schedule`` on CUDA device ``index``, with all that a launch under capture needs."""
 
     def deployment(self, model: Deployment, facts: DeviceFacts) -> Iterable[object]:
-        """Every problem that one deployment of ``model`` can ask for, none where there is no kernel: what warm-up compiles."""
+        """Every problem that one deployment of ``model`` can ask for: what warm-up compiles."""
 
 
 #: One line per family: name to module; the module's ``FAMILY`` implements ``Family``.

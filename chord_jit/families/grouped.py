@@ -8,7 +8,6 @@ import torch
 
 from chord_jit import device, knobs
 from chord_jit.device import DeviceFacts
-from chord_jit.errors import UnsupportedDeviceError
 from chord_jit.families import grouped_launch, grouped_problem, kernels
 from chord_jit.families.grouped_launch import Bound
 from chord_jit.families.grouped_problem import GroupedProblem
@@ -53,12 +52,7 @@ class GroupedFamily:
         )  # fmt: skip
 
     def schedule(self, problem: GroupedProblem) -> Schedule:
-        """Override, table, cost model; always legal. Raises ``OverrideError``, ``UnsupportedDeviceError`` without a kernel."""
-        if not self.candidates(problem):
-            raise UnsupportedDeviceError(
-                CHOOSE, "a kernel of this layout must exist for the architecture", {"arch": problem.facts.arch, "layout": problem.layout},
-                "call indexed(...), which has kernels for every listed GPU",
-            )
+        """Override, table, cost model; always legal. Raises ``OverrideError``."""
         return grouped_problem.choose(problem)
 
     def candidates(self, problem: GroupedProblem) -> Iterable[Schedule]:
@@ -74,12 +68,11 @@ class GroupedFamily:
         return grouped_launch.prepare(problem, schedule, index)
 
     def deployment(self, model: Deployment, facts: DeviceFacts) -> Iterable[GroupedProblem]:
-        """The layer's two projections in every layout and size, gate/up interleaved with SwiGLU; none without a kernel for the GPU."""
+        """The layer's two projections in every layout and size, gate/up interleaved with SwiGLU."""
         for layout in layouts.LAYOUTS:
             for rows in sizes(layout):
-                gate_up = self.problem(facts, model.local_experts, *model.gate_up, rows, layout=layout, interleaved=True, swiglu=True)
-                down = self.problem(facts, model.local_experts, *model.down, rows, layout=layout)
-                yield from (problem for problem in (gate_up, down) if self.candidates(problem))
+                yield self.problem(facts, model.local_experts, *model.gate_up, rows, layout=layout, interleaved=True, swiglu=True)
+                yield self.problem(facts, model.local_experts, *model.down, rows, layout=layout)
 
     # -- calls --------------------------------------------------------------------------------------------------------
     def contiguous(

@@ -45,6 +45,6 @@ def test_v34_v37_whatever_is_chosen_is_legal(name, arch, sms):
     facts = dataclasses.replace(device.target(arch), sms=sms)
     for model in DEPLOYMENTS:
         problems = list(family(name).deployment(model, facts))
-        assert problems or arch != "sm_90a", "every family has kernels for Hopper"
-        for problem in problems[::7]:  # neighbouring token counts ask for nearly the same
+        assert problems
+        for problem in problems:
             assert violations(problem, family(name).schedule(problem)) == []

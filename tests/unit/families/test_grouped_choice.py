@@ -1,12 +1,11 @@
-"""What a grouped call asks for: sizes that warm-up can list, few kernels for a deployment, an answer off Hopper."""
+"""What a grouped call asks for: sizes that warm-up can list, few kernels for a deployment, kernels off Hopper."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chord_jit import device
-from chord_jit.errors import UnsupportedDeviceError
-from chord_jit.families.grouped import FAMILY, GroupedFamily
+from chord_jit.families.grouped import FAMILY
 from chord_jit.families.grouped_sizes import size_for, sizes
 from chord_jit.schedules.deployment import Deployment
 from chord_jit.schedules.legality import violations
@@ -71,12 +70,10 @@ def test_v38_no_call_asks_for_what_warm_up_did_not_make(machine, layout):
     assert set(family.asked) <= warmed and len(set(family.asked)) >= 2 * (len(sizes(layout)) - 2)
 
 
-def test_off_hopper_the_other_family_is_named_and_nothing_is_warmed(monkeypatch):
-    blackwell = device.target("sm_100a")
-    family = GroupedFamily()
-    monkeypatch.setattr(family, "candidates", lambda problem: ())
-    assert list(family.deployment(Deployment(256, 128, 6, 2), blackwell)) == []
-    for layout in LAYOUTS:
-        with pytest.raises(UnsupportedDeviceError, match="kernel of this layout must exist") as caught:
-            family.schedule(family.problem(blackwell, 6, 256, 256, 8, layout=layout))
-        assert caught.value.values == {"arch": "sm_100a", "layout": layout} and "indexed" in caught.value.remedy
+@pytest.mark.parametrize("arch", sorted(set(device.TARGETS) - {"sm_90a"}))
+def test_off_hopper_every_layout_is_served_by_the_m16n8k16_kernel(arch):
+    asked = list(FAMILY.deployment(Deployment(256, 128, 6, 2), device.target(arch)))
+    assert len(asked) == len(set(asked)) == 2 * sum(len(sizes(layout)) for layout in LAYOUTS)
+    for one in asked:
+        chosen = FAMILY.schedule(one)
+        assert chosen.kernel == "w4a16_mma" and violations(one, chosen) == []
