@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from filelock import FileLock, Timeout
-
 from chord_jit import knobs
 from chord_jit.jit import files, roots
 from chord_jit.jit.notices import once
@@ -21,6 +19,9 @@ from chord_jit.jit.notices import once
 def held(digest: str) -> Iterator[bool]:
     """Within the block this process alone compiles ``digest`` on this node: True. False when the lock could not be had
     within ``CHORD_LOCK_TIMEOUT`` seconds, or when there is no folder for it; the caller then compiles for itself."""
+    # Only here: a process that finds all its kernels takes no lock.
+    from filelock import FileLock, Timeout
+
     root = roots.lock_root()
     try:
         files.private_folder(root)

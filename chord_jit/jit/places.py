@@ -13,6 +13,7 @@ from pathlib import Path
 #: The wheels' folders below ``nvidia/``: CUDA 13 shares one, CUDA 12 has one for each component.
 _COMPONENTS = ("cu13", "cuda_runtime", "cuda_nvcc", "cuda_cccl", "cuda_nvrtc")
 _DEFAULT_TOOLKIT = "/usr/local/cuda"
+_DEFINE = re.compile(r"[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(\d+)")
 
 
 def toolkits(cuda_home: str | None) -> tuple[Path, ...]:
@@ -89,9 +90,9 @@ def first(folders: tuple[Path, ...], name: str) -> Path | None:
 
 
 def macro(header: Path, name: str) -> str | None:
-    """The integer that ``header`` defines ``name`` as."""
-    found = re.search(rf"^[ \t]*#[ \t]*define[ \t]+{name}[ \t]+(\d+)", header.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-    return found.group(1) if found else None
+    """The integer that ``header`` defines ``name`` as. Read up to there: versions stand early in headers of a megabyte."""
+    with open(header, encoding="utf-8", errors="replace") as lines:
+        return next((found[2] for line in lines if (found := _DEFINE.match(line)) and found[1] == name), None)
 
 
 def cuda_major(folder: Path) -> str | None:

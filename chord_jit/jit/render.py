@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, StrictUndefined
+import re
 
 from chord_jit import assets
 from chord_jit.errors import InputError, InputTypeError
 from chord_jit.jit.spec import KernelSpec
 
 _SUFFIX = ".cu.j2"
+_NAME = re.compile(r"\{\{ ([\w.]+) \}\}")
 
 
 def render(spec: KernelSpec) -> str:
@@ -17,9 +18,16 @@ def render(spec: KernelSpec) -> str:
     The template sees ``spec``, ``symbol`` and ``config_struct``. Raises ``InputError`` for an unknown stem and for an
     integer that no C++ type holds, ``InputTypeError`` for a field that is neither bool, int nor str.
     """
+    template, struct = _template(spec.stem), config_struct(spec)
+    known = {"config_struct": struct, "symbol": spec.symbol, "spec.stem": spec.stem, "spec.arch": spec.arch}
+    pieces = _NAME.split(template)
+    # A template that only names these means the same to jinja2, whose import takes longer than the rest of a hit.
+    if known.keys() >= set(pieces[1::2]) and not any(mark in text for text in pieces[::2] for mark in ("{{", "{%", "{#")):
+        return "".join(known[piece] if index % 2 else piece for index, piece in enumerate(pieces))
+    from jinja2 import Environment, StrictUndefined
+
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    template = environment.from_string(_template(spec.stem))
-    return template.render(spec=spec, symbol=spec.symbol, config_struct=config_struct(spec))
+    return environment.from_string(template).render(spec=spec, symbol=spec.symbol, config_struct=struct)
 
 
 def config_struct(spec: KernelSpec) -> str:

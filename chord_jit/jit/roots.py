@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import platformdirs
-
 from chord_jit import knobs
 from chord_jit.jit import schema
 
@@ -34,7 +32,11 @@ class Root:
 def cache_root() -> Path:
     """Folder of the user's entries: our versioned subfolder of ``CHORD_CACHE_DIR``, else of the user's cache folder."""
     chosen = knobs.read("CHORD_CACHE_DIR")
-    return _versioned(chosen if chosen else platformdirs.user_cache_path("chord_jit"))
+    if not chosen:
+        import platformdirs
+
+        chosen = platformdirs.user_cache_path("chord_jit")
+    return _versioned(chosen)
 
 
 def in_order() -> tuple[Root, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
-from jinja2 import UndefinedError
+from jinja2 import Environment, UndefinedError
 
 from chord_jit import assets
 from chord_jit.errors import InputError, InputTypeError
@@ -66,8 +67,40 @@ def test_unknown_stem_lists_the_templates(place):
     assert "toy_adder" in str(caught.value)
 
 
-def test_undefined_name_in_a_template_is_an_error(tmp_path):
-    (tmp_path / "templates").mkdir()
-    (tmp_path / "templates" / "loose.cu.j2").write_text("{{ missing }}")
-    with assets.scope(tmp_path), pytest.raises(UndefinedError, match="missing"):
+def by_jinja(text: str, wanted: KernelSpec) -> str:
+    template = Environment(keep_trailing_newline=True).from_string(text)
+    return template.render(spec=wanted, symbol=wanted.symbol, config_struct=config_struct(wanted))
+
+
+OWN = sorted(assets.folder("templates").glob("*.j2"))
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
+def test_our_templates_need_no_jinja_and_mean_the_same_to_it(path, monkeypatch):
+    wanted = KernelSpec(path.name.removesuffix(".cu.j2"), (("kX", 3), ("kY", "{{ 1 }}"), ("kZ", True)), "sm_100a")
+    expected = by_jinja(path.read_text(), wanted)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert render(wanted) == expected
+
+
+FULL = ("{{ symbol }} {{symbol}}", "{{ spec.config[0][1] + 1 }}", "{% if spec.arch == 'sm_90a' %}a{% endif %}\n", "{# no #}{{ symbol }}\r\n")
+
+
+@pytest.mark.parametrize("text", FULL)
+def test_all_of_jinja_is_there_for_other_templates(tmp_path, text):
+    wanted = KernelSpec("full", (("kX", 3),), "sm_90a")
+    with templates(tmp_path, "full", text):
+        assert render(wanted) == by_jinja(text, wanted)
+
+
+@pytest.mark.parametrize("text", ["{{ missing }}", "{{ spec.missing }}", "{{ symbol }}{{ missing }}"])
+def test_undefined_name_in_a_template_is_an_error(tmp_path, text):
+    with templates(tmp_path, "loose", text), pytest.raises(UndefinedError, match="missing"):
         render(KernelSpec("loose", (), "sm_90a"))
+
+
+def templates(root, stem: str, text: str):
+    """Within the block there is a template of this text."""
+    (root / "templates").mkdir()
+    (root / "templates" / f"{stem}.cu.j2").write_bytes(text.encode())
+    return assets.scope(root)

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from chord_jit.jit import engine, loader
+from tests.toy import processes
 from tests.toy.family import spec
 
 _PR_SET_SECCOMP, _STRICT = 22, 1
@@ -81,3 +82,16 @@ def test_a_warm_lookup_is_quick(loaded):
         _warm(2000)
         best = min(best, (time.perf_counter() - started) / 2000)
     assert best < BOUND
+
+
+#: What a process prints: which of these packages it has imported once it has a kernel, and where the kernel came from.
+IMPORTED = """
+origin = engine.build(spec()).origin
+print(json.dumps([origin, sorted({"cuda", "filelock", "jinja2", "platformdirs", "torch"} & sys.modules.keys())]))
+"""
+
+
+def test_a_process_that_finds_its_kernel_imports_no_package_for_it(tmp_path):
+    """The first process compiles, and so imports the locks: the check can see an import."""
+    found = [processes.answers(processes.start(tmp_path, IMPORTED))[0] for _ in range(2)]
+    assert found == [["compiled", ["filelock"]], ["hit", []]]
