@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
@@ -12,15 +11,11 @@ from chord_jit.bench import sides
 from chord_jit.bench.any_case import AnyCase
 from chord_jit.bench.sides import Inputs
 from chord_jit.device import DeviceFacts
-from chord_jit.errors import InputError
 from chord_jit.families.base import Family
 from chord_jit.formats.w4a16 import PackedW4A16
 from chord_jit.schedules.schedule import Schedule
 
 _OVERRIDABLE = tuple(field.name for field in fields(Schedule) if field.name != "kernel")
-#: Fields that a schedule prints by name, and only where they are not 1.
-_NAMED = tuple(name for name in _OVERRIDABLE if name not in ("bm", "bn", "bk", "stages"))
-_TEXT = re.compile(rf"(?P<kernel>\w+) (?P<bm>\d+)x(?P<bn>\d+)x(?P<bk>\d+) s(?P<stages>\d+)(?P<rest>( ({'|'.join(_NAMED)})\d+)*)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,19 +25,6 @@ class Bound:
     call: Callable[[], object]
     out: torch.Tensor
     schedule: Schedule
-
-
-def parse(text: str) -> Schedule:
-    """The schedule that prints as ``text``, e.g. ``w4a16_mma 16x128x256 s3 ctas2``. Raises ``InputError``."""
-    found = _TEXT.fullmatch(" ".join(text.split()))
-    if not found:
-        raise InputError(
-            "read a schedule", f"it must look like 'KERNEL BMxBNxBK sSTAGES' and then any of {', '.join(_NAMED)}", {"text": repr(text)},
-            "write it as a schedule prints itself: 'w4a16_mma 16x128x256 s3 ctas2'",
-        )
-    tile = {name: int(found[name]) for name in ("bm", "bn", "bk", "stages")}
-    rest = dict(re.fullmatch(r"([a-z]+)(\d+)", part).groups() for part in found["rest"].split())
-    return Schedule(found["kernel"], **tile, **{name: int(value) for name, value in rest.items()})
 
 
 def overrides(schedule: Schedule) -> dict[str, str]:

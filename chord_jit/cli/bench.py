@@ -43,12 +43,13 @@ def run(arguments: argparse.Namespace) -> int:
     from chord_jit.bench import ours, peers, report, results, targets
     from chord_jit.bench.cases import select
     from chord_jit.bench.run import Request
+    from chord_jit.schedules.schedule import parse
 
     peer = not arguments.no_peer
     if peer and not peers.available():
         sys.stderr.write(f"chord bench: {peers.NAME} is not installed (pip install 'chord-jit[bench]'): no peer, not evidence\n")
         peer = False
-    schedule = ours.parse(arguments.schedule) if arguments.schedule else None
+    schedule = parse(arguments.schedule) if arguments.schedule else None
     request = Request(
         arguments.cases, select(arguments.cases, tuple(arguments.sizes), tuple(arguments.layers)), arguments.rounds, peer,
         not arguments.no_energy, arguments.flush, arguments.commit, command(arguments), str(schedule or ""),

@@ -1,30 +1,86 @@
-"""``chord inspect KERNEL``: registers, spills, shared memory, occupancy, instructions and main loop of one cached kernel."""
+"""``chord inspect KERNEL``: registers, spills, shared memory, occupancy, instructions and main loop of cached kernels."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from chord_jit.cli.arguments import entry, positive
 from chord_jit.cli.console import console, write
-from chord_jit.errors import ChordError
+from chord_jit.errors import ChordError, InputError
+
+if TYPE_CHECKING:
+    from chord_jit.jit.catalog import Item
+    from chord_jit.jit.store import Store
+    from chord_jit.schedules.schedule import Schedule
 
 _LINES, _INSTRUCTIONS = 40, 12
 
 
 def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser("inspect", help="what the compiler made of one kernel of the cache")
-    parser.add_argument("kernel", metavar="KERNEL", help="first digits of an entry's key, as chord cache list shows them")
+    parser = subparsers.add_parser("inspect", help="what the compiler made of a kernel of the cache")
+    parser.add_argument(
+        "kernel", metavar="KERNEL",
+        help="first digits of an entry's key, as chord cache list shows them, or a schedule: every kernel made with it",
+    )
     parser.add_argument("--lines", type=positive, default=_LINES, help=f"most lines of the main loop to show; default: {_LINES}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what is known. Without nvdisasm everything but the machine code."""
+    by_schedule = " " in arguments.kernel.strip()
+    bodies = [_body(store, item) for store, item in (_made_with(arguments.kernel) if by_schedule else [entry(arguments.kernel)])]
+    if arguments.json:
+        write(json.dumps({"schedule": arguments.kernel, "kernels": bodies} if by_schedule else bodies[0], indent=2))
+    else:
+        for body in bodies:
+            _show(body, arguments.lines)
+    return 0
+
+
+def schedule_of(stem: str, config: Mapping[str, int | bool | str]) -> Schedule | None:
+    """The schedule that ``families.kernels.spec`` made these fields of; None for a kernel without one. CM is in no kernel."""
+    from chord_jit.formats.w4a16_layout import PANEL, UNIT_K
+    from chord_jit.schedules.schedule import Schedule
+
+    try:
+        return Schedule(
+            stem, config["kBM"], config["kPanels"] * PANEL, config["kStageBlocks"] * UNIT_K, config["kStages"],
+            cn=config.get("kShare", 1), split=2 if config.get("kCuts") else config.get("kSplit", 1), ctas=config["kCtas"],
+        )  # fmt: skip
+    except (KeyError, TypeError):
+        return None
+
+
+def _made_with(text: str) -> list[tuple[Store, Item]]:
+    """Every kernel made with the schedule that prints as ``text``, and the first store that has it. Raises ``InputError``."""
+    from chord_jit.jit import compare
+    from chord_jit.jit.store import stores
+    from chord_jit.schedules.schedule import parse
+
+    wanted, searched = parse(text), stores()
+    found: dict[str, tuple[Store, Item]] = {}
+    for store in searched:
+        for item in store.items():
+            if not item.problem:
+                spec = compare.spec_of(item.fields)
+                if schedule_of(spec.stem, dict(spec.config)) == wanted:
+                    found.setdefault(item.digest, (store, item))
+    if not found:
+        raise InputError(
+            f"find kernels made with {wanted}", "at least one whole entry must have this schedule",
+            {"searched": ", ".join(str(store.root) for store in searched)}, "chord warmup lists the schedules of a deployment",
+        )
+    return list(found.values())
+
+
+def _body(store: Store, item: Item) -> dict[str, object]:
     from chord_jit.jit import compare, record, sass
 
-    store, item = entry(arguments.kernel)
     spec = compare.spec_of(item.fields)
     cubin = store.contents(item.digest)[record.CUBIN]
     body = {
@@ -38,11 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         body |= {"instructions": dict(code.counts.most_common()), "loop": loop, "sass": list(code.excerpt), "no_sass": ""}
     except ChordError as error:
         body |= {"instructions": {}, "loop": None, "sass": [], "no_sass": str(error)}
-    if arguments.json:
-        write(json.dumps(body, indent=2))
-    else:
-        _show(body, arguments.lines)
-    return 0
+    return body
 
 
 def _occupancy(arch: str, config: dict, facts) -> dict[str, object] | None:

@@ -53,7 +53,7 @@ def add_parser(subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what was found. 0 when everything was measured, 1 when something was not, 2 without a GPU that it takes."""
-    from chord_jit.bench import ours
+    from chord_jit.schedules.schedule import parse
     from chord_jit.tune import session
     from chord_jit.tune.contest import contests
     from chord_jit.tune.journal import Journal
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     facts = here or (session.facts_of(earlier.header) if earlier else device.target(arguments.arch))
     forms = {None: (False,), _ONLY: (True,), _ALSO: (False, True)}[arguments.swiglu]
-    given = [ours.parse(text) for text in arguments.schedules]
+    given = [parse(text) for text in arguments.schedules]
     candidates = arguments.candidates or not given
     wanted = contests(_cases(arguments), facts, forms=forms, given=given, candidates=candidates, most=arguments.most)
     if not wanted:

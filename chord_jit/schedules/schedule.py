@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from chord_jit.errors import InputError
+
+#: Fields that a schedule prints by name, and only where they are not 1.
+_NAMED = ("cm", "cn", "split", "ctas")
+_TEXT = re.compile(rf"(?P<kernel>\w+) (?P<bm>\d+)x(?P<bn>\d+)x(?P<bk>\d+) s(?P<stages>\d+)(?P<rest>( ({'|'.join(_NAMED)})\d+)*)")
 
 
 @dataclass(frozen=True, order=True)
@@ -26,6 +33,18 @@ class Schedule:
 
     def __str__(self) -> str:
         parts = [f"{self.kernel} {self.bm}x{self.bn}x{self.bk} s{self.stages}"]
-        extras = (("cm", self.cm), ("cn", self.cn), ("split", self.split), ("ctas", self.ctas))
-        parts += [f"{name}{value}" for name, value in extras if value > 1]
+        parts += [f"{name}{value}" for name in _NAMED if (value := getattr(self, name)) > 1]
         return " ".join(parts)
+
+
+def parse(text: str) -> Schedule:
+    """The schedule that prints as ``text``, e.g. ``w4a16_mma 16x128x256 s3 ctas2``. Raises ``InputError``."""
+    found = _TEXT.fullmatch(" ".join(text.split()))
+    if not found:
+        raise InputError(
+            "read a schedule", f"it must look like 'KERNEL BMxBNxBK sSTAGES' and then any of {', '.join(_NAMED)}", {"text": repr(text)},
+            "write it as a schedule prints itself: 'w4a16_mma 16x128x256 s3 ctas2'",
+        )
+    tile = {name: int(found[name]) for name in ("bm", "bn", "bk", "stages")}
+    rest = dict(re.fullmatch(r"([a-z]+)(\d+)", part).groups() for part in found["rest"].split())
+    return Schedule(found["kernel"], **tile, **{name: int(value) for name, value in rest.items()})

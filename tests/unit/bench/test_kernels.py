@@ -10,6 +10,7 @@ from chord_jit import assets, device, knobs
 from chord_jit.bench import kernels, ours
 from chord_jit.bench.cases import CASES
 from chord_jit.errors import OverrideError
+from chord_jit.schedules.schedule import parse
 
 FACTS = device.target("sm_90a")
 DECODE, GROUPED = CASES["decode"], CASES["grouped"]
@@ -66,7 +67,7 @@ def test_the_hash_sees_the_kernels_that_are_launched_and_no_others(name, decode,
 
 def test_the_hash_sees_another_schedule():
     before = kernels.fingerprint(DECODE, FACTS)
-    with knobs.scope(**ours.overrides(ours.parse("w4a16_mma 8x128x512 s3"))):
+    with knobs.scope(**ours.overrides(parse("w4a16_mma 8x128x512 s3"))):
         assert kernels.fingerprint(DECODE, FACTS) != before
 
 

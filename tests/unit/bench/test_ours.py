@@ -1,4 +1,4 @@
-"""Schedules as text, forced schedules, and the problems that cases pose."""
+"""Forced schedules, and the problems that cases pose."""
 
 from __future__ import annotations
 
@@ -18,25 +18,6 @@ from chord_jit.schedules.schedule import Schedule
 FACTS = device.target("sm_90a")
 GATE_UP_20 = next(case for case in CASES["decode"] if case.name == "ep8_gate_up_20")
 WIDE = Schedule("w4a16_mma", 8, 128, 512, 3)
-
-
-@pytest.mark.parametrize(
-    ("text", "schedule"),
-    [
-        ("w4a16_mma 16x128x512 s3", Schedule("w4a16_mma", 16, 128, 512, 3)),
-        ("  w4a16_mma  8x256x256 s2 cn1 ctas1 ", Schedule("w4a16_mma", 8, 256, 256, 2)),
-        ("w4a16_mma 8x128x256 s4 cm2 cn3 ctas2", Schedule("w4a16_mma", 8, 128, 256, 4, cm=2, cn=3, ctas=2)),
-    ],
-)
-def test_a_schedule_is_read_as_it_prints(text, schedule):
-    assert ours.parse(text) == schedule
-    assert ours.parse(str(schedule)) == schedule
-
-
-@pytest.mark.parametrize("text", ["", "w4a16_mma", "w4a16_mma 16x128 s3", "w4a16_mma 16x128x512", "w4a16_mma 8x8x8 s3 warp4", "8x8x8 s3"])
-def test_other_text_is_refused(text):
-    with pytest.raises(InputError, match="must look like"):
-        ours.parse(text)
 
 
 def test_overrides_force_the_schedule_through_the_public_resolver():

@@ -7,9 +7,12 @@ import json
 import pytest
 
 from chord_jit import cli, knobs
+from chord_jit.cli.inspect import schedule_of
 from chord_jit.device import target
+from chord_jit.families import base
 from chord_jit.families.indexed import FAMILY
 from chord_jit.jit import engine, places, sass
+from chord_jit.schedules.deployment import Deployment
 from tests.toy.fake import FakeCompiler
 
 LISTING = """\
@@ -66,10 +69,40 @@ def test_what_is_no_cubin_for_nvdisasm(tmp_path, capsys):
     assert body["facts"]["spill_bytes"] == 32 and body["instructions"] == {}
 
 
-@pytest.mark.parametrize("name", ["zzz", "0" * 64, ""])
+@pytest.mark.parametrize("name", ["zzz", "0" * 64, "", "w4a16_mma"])
 def test_no_such_kernel(name, capsys):
     assert cli.main(["inspect", name]) == 2
     assert "chord cache list" in capsys.readouterr().err
+
+
+def test_every_kernel_of_a_schedule(tmp_path, capsys):
+    """Two projections share a schedule, a third kernel has another; a damaged one is left out."""
+    problems = [FAMILY.problem(target("sm_90a"), 4, n, 512, 2.0) for n in (128, 256, 384)]
+    wide, narrow = (next(s for s in FAMILY.candidates(problems[1]) if s.bn == bn and s.ctas == 2) for bn in (128, 256))
+    with knobs.scope(CHORD_CACHE_DIR=str(tmp_path)):
+        pairs = ((problems[0], wide), (problems[1], wide), (problems[1], narrow), (problems[2], wide))
+        digests = [engine.build(FAMILY.spec(*pair), FakeCompiler(tmp_path / "ledger")).digest for pair in pairs]
+        next(tmp_path.glob(f"*/??/{digests[3]}/entry.json")).write_text("{}")
+        for text in (str(wide), f"  {wide}  cn1 "):
+            assert cli.main(["inspect", text, "--json"]) == 0
+            body = json.loads(capsys.readouterr().out)
+            assert sorted(kernel["digest"] for kernel in body["kernels"]) == sorted(digests[:2]) and body["schedule"] == text
+        assert cli.main(["inspect", str(narrow)]) == 0
+        text = capsys.readouterr().out
+        assert digests[2][:16] in text and digests[0][:16] not in text
+        assert cli.main(["inspect", "w4a16_mma 16x128x256 s16"]) == 2
+        assert "w4a16_mma 16x128x256 s16" in (said := capsys.readouterr().err) and str(tmp_path) in said and "chord warmup" in said
+        assert cli.main(["inspect", "w4a16_mma 16x128 s3"]) == 2
+        assert "'w4a16_mma 16x128x256 s3 ctas2'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", base.FAMILIES)
+def test_a_schedule_is_read_off_the_fields_of_its_kernel(name):
+    family = base.family(name)
+    for problem in list(family.deployment(Deployment(7168, 2048, 384, 8, ep=8), target("sm_90a")))[::97]:
+        for schedule in family.candidates(problem):
+            assert schedule_of(schedule.kernel, dict(family.spec(problem, schedule).config)) == schedule
+    assert schedule_of("read_floor", {"kThreads": 256}) is None
 
 
 def test_the_main_loop_is_the_innermost_one_with_tensor_work():

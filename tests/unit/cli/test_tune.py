@@ -10,10 +10,10 @@ import pytest
 
 from chord_jit import cli, device, knobs
 from chord_jit.bench.cases import select
-from chord_jit.bench.ours import parse
 from chord_jit.cli import tune
 from chord_jit.jit import compiler
 from chord_jit.schedules import table
+from chord_jit.schedules.schedule import parse
 from chord_jit.tune import build, session, write
 from chord_jit.tune.contest import contests
 from chord_jit.tune.held import by_contest

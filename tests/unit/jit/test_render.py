@@ -83,7 +83,7 @@ def test_our_templates_need_no_jinja_and_mean_the_same_to_it(path, monkeypatch):
     assert render(wanted) == expected
 
 
-FULL = ("{{ symbol }} {{symbol}}", "{{ spec.config[0][1] + 1 }}", "{% if spec.arch == 'sm_90a' %}a{% endif %}\n", "{# no #}{{ symbol }}\r\n")
+FULL = ("{{ symbol }} {{symbol}}", "{{ spec.config[0][1] + 1 }}", "{% if spec.arch == 'sm_90a' %}a{% endif %}\n", "{# no #}{{ symbol }}\r")
 
 
 @pytest.mark.parametrize("text", FULL)
