@@ -10,13 +10,15 @@ from chord_jit.bench.layers import Layer
 class AnyCase:
     """One call to be timed.
 
-    ``layout``: how its rows reach the kernel. ``size``: what tells the cases of a layer apart, tokens or rows per expert.
+    ``kind``: how its numbers are shown, the family or prefill of the indexed one. ``layout``: how its rows reach the kernel.
+    ``size``: what tells the cases of a layer apart: tokens, routed rows, or rows per expert.
     ``rows``: rows that are computed, in all. ``active``: experts with rows; ``busiest``: most rows of one; ``seed``: of
     the draw, if any. ``reads``, ``multiplies``: whether the reader and cuBLAS bound it, so take turns with it.
     ``companions``: other calls of ours that take turns with it, by the name of their variant.
     """
 
     family: str
+    kind: str
     layer: Layer
     layout: str
     name: str

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from chord_jit.bench.any_case import AnyCase
 from chord_jit.bench.grouped_cases import GROUPED_SETS, GroupedCase, Ragged
-from chord_jit.bench.indexed_cases import EP8_DRAWS, INDEXED_SETS, SMOKE_DRAWS, Case, Draw, find_seed
+from chord_jit.bench.indexed_cases import EP8_DRAWS, INDEXED_SETS, SMOKE_DRAWS, Case, Draw, PrefillCase, find_seed
 from chord_jit.bench.layers import SMOKE, Layer
 from chord_jit.errors import InputError
 
 __all__ = [
-    "CASES", "EP8_DRAWS", "SMOKE", "SMOKE_DRAWS", "AnyCase", "Case", "Draw", "GroupedCase", "Layer", "Ragged", "find_seed", "select",
+    "CASES", "EP8_DRAWS", "SMOKE", "SMOKE_DRAWS", "AnyCase", "Case", "Draw", "GroupedCase", "Layer", "PrefillCase", "Ragged", "find_seed",
+    "select",
 ]  # fmt: skip
 
 

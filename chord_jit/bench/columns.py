@@ -1,4 +1,4 @@
-"""What a table shows of a measured row, by family; a column that no row of a result fills is left out."""
+"""What a table shows of a measured row, by kind; a column that no row of a result fills is left out."""
 
 from __future__ import annotations
 
@@ -91,6 +91,11 @@ def _gbps(row: Mapping) -> str:
 
 _MEGABYTES = Column("MB", lambda row: f"{row['bytes'] / 1e6:.0f}", detail=True)
 _LAYER = Column("layer", lambda row: row["layer"])
+_MOST_ROWS = Column("most rows", lambda row: NOTHING if row["seed"] is None else str(row["busiest"]), detail=True)
+_ROUTED = (
+    Column("tokens", lambda row: NOTHING if row["size"] == row["rows"] else str(row["size"])),
+    Column("routed rows", lambda row: str(row["rows"])),
+)
 _READER = Column("reader us", _time("reader"))
 _OURS = (Column("ours us", _time("ours")), Column("p10-p90", _spread, detail=True))
 _OF_READER, _OF_CUBLAS = Column("of reader", _of_reader), Column("of cuBLAS", _of_cublas)
@@ -101,9 +106,20 @@ _PEER = (
     Column("peer best us", lambda row: number(targets.peer_best(row))),
     _RATIO,
 )
+_RATES = (
+    Column("TFLOP/s", lambda row: number(tflops(row, "ours"), 0)),
+    Column("cuBLAS TFLOP/s", lambda row: number(tflops(row, "cublas"), 0), detail=True),
+    _OF_CUBLAS,
+)
+_BESIDE = ("ours", "peer_best", "cublas")
+_ENERGY = (
+    Column("in a row, us ours / peer / cuBLAS", _sustained("us", 1, _BESIDE), detail=True),
+    Column("mJ ours / peer / cuBLAS", _sustained("mj", 0, _BESIDE), detail=True),
+    Column("pJ/flop ours / peer / cuBLAS", lambda row: _several([_picojoules(row, one) for one in _BESIDE], 2)),
+)
 _END = (Column("error", _errors, detail=True), Column("verdict", status))
 
-#: Every column of a family's tables.
+#: Every column of a kind's tables.
 FULL: dict[str, tuple[Column, ...]] = {
     "indexed": (
         _LAYER,
@@ -120,26 +136,23 @@ FULL: dict[str, tuple[Column, ...]] = {
         Column("mJ ours / peer / reader", _sustained("mj", 0, ("ours", "peer_best", "reader"))),
         *_END,
     ),
+    "prefill": (_LAYER, *_ROUTED, _MOST_ROWS, _MEGABYTES, *_OURS, *_RATES, _SWIGLU, *_PEER, *_ENERGY, *_END),
     "grouped": (
         _LAYER,
         Column("layout", lambda row: row["layout"]),
         Column("rows", lambda row: str(row["size"])),
-        Column("most rows", lambda row: NOTHING if row["seed"] is None else str(row["busiest"]), detail=True),
+        _MOST_ROWS,
         _MEGABYTES,
         _READER,
         *_OURS,
-        Column("TFLOP/s", lambda row: number(tflops(row, "ours"), 0)),
-        Column("cuBLAS TFLOP/s", lambda row: number(tflops(row, "cublas"), 0), detail=True),
-        _OF_CUBLAS,
+        *_RATES,
         _OF_READER,
         _SWIGLU,
         Column("by m_indices us", _time("ours_m_indices")),
         Column("equal rows us", _time("ours_equal")),
         Column("over equal rows", lambda row: number(quotient(median(row, "ours"), median(row, "ours_equal")), 3)),
         *_PEER,
-        Column("in a row, us ours / peer / cuBLAS", _sustained("us", 1, ("ours", "peer_best", "cublas")), detail=True),
-        Column("mJ ours / peer / cuBLAS", _sustained("mj", 0, ("ours", "peer_best", "cublas")), detail=True),
-        Column("pJ/flop ours / peer / cuBLAS", lambda row: _several([_picojoules(row, one) for one in ("ours", "peer_best", "cublas")], 2)),
+        *_ENERGY,
         *_END,
     ),
 }
@@ -149,6 +162,7 @@ _MET = Column("targets", lambda row: "met" if status(row) == "pass" else "**miss
 #: What a reader in a hurry wants to know.
 COMPACT: dict[str, tuple[Column, ...]] = {
     "indexed": (_LAYER, Column("tokens", lambda row: str(row["size"])), _OURS[0], _OF_READER, _RATIO, _MET),
+    "prefill": (_LAYER, *_ROUTED, _OURS[0], _RATES[0], _OF_CUBLAS, _RATIO, _MET),
     "grouped": (
         _LAYER,
         Column("layout", lambda row: row["layout"]),
@@ -163,5 +177,5 @@ COMPACT: dict[str, tuple[Column, ...]] = {
 
 
 def filled(columns: Mapping[str, tuple[Column, ...]], rows: list[Mapping]) -> list[Column]:
-    """The columns of the rows' family in which at least one row has something to show."""
-    return [column for column in columns[rows[0]["family"]] if any(column.show(row) != NOTHING for row in rows)] if rows else []
+    """The columns of the rows' kind in which at least one row has something to show."""
+    return [column for column in columns[targets.kind(rows[0])] if any(column.show(row) != NOTHING for row in rows)] if rows else []

@@ -40,6 +40,7 @@ class GroupedCase(AnyCase):
     companions: tuple[tuple[str, GroupedCase], ...] = ()
 
     family: ClassVar[str] = "grouped"
+    kind: ClassVar[str] = "grouped"
 
     @property
     def name(self) -> str:

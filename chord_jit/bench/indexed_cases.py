@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from chord_jit.bench.any_case import AnyCase
-from chord_jit.bench.layers import EP8_DOWN, EP8_GATE_UP, SMOKE, TP8_GATE_UP, Layer
+from chord_jit.bench.layers import EP8_DOWN, EP8_GATE_UP, SMOKE, TP8_DOWN, TP8_GATE_UP, Layer
 from chord_jit.errors import InputError
 
 _MOST_SEEDS = 4096
@@ -62,6 +62,7 @@ class Case(AnyCase):
     draw: Draw
 
     family: ClassVar[str] = "indexed"
+    kind: ClassVar[str] = "indexed"
     layout: ClassVar[str] = "indexed"
     companions: ClassVar[tuple] = ()
     reads: ClassVar[bool] = True
@@ -95,6 +96,28 @@ class Case(AnyCase):
         return self.draw.rows_per_expert()
 
 
+@dataclass(frozen=True)
+class PrefillCase(Case):
+    """A layer called with many rows per expert: bound by arithmetic, so cuBLAS takes turns with it and the reader does not.
+
+    ``counts``: what its size counts, ``rows`` (routed ones) where a rank holds some of the experts, ``tokens`` where it holds all.
+    """
+
+    counts: str = "rows"
+
+    kind: ClassVar[str] = "prefill"
+    reads: ClassVar[bool] = False
+    multiplies: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer.name}_prefill_{self.size}"
+
+    @property
+    def size(self) -> int:
+        return self.rows if self.counts == "rows" else self.draw.tokens
+
+
 #: Kimi K2 under expert parallelism sees each token's 8 picks fall on 48 local experts. At 20 tokens no expert has more than 8 rows.
 EP8_DRAWS = (
     Draw(1, 48, seed=0, active=8, busiest=1),
@@ -119,10 +142,30 @@ TP8_DRAWS = (
     Draw(50, 384, seed=0, active=248, busiest=4),
 )
 
+#: 1024 to 16384 routed rows on 48 local experts; the first draws are as good as any.
+EP8_PREFILL_DRAWS = (
+    Draw(128, 48, seed=0, active=48, busiest=32),
+    Draw(256, 48, seed=0, active=48, busiest=55),
+    Draw(512, 48, seed=0, active=48, busiest=108),
+    Draw(1024, 48, seed=0, active=48, busiest=199),
+    Draw(2048, 48, seed=0, active=48, busiest=373),
+)
+
+#: 1024 to 16384 tokens on all 384 experts.
+TP8_PREFILL_DRAWS = (
+    Draw(1024, 384, seed=0, active=384, busiest=34),
+    Draw(2048, 384, seed=0, active=384, busiest=64),
+    Draw(4096, 384, seed=0, active=384, busiest=114),
+    Draw(8192, 384, seed=0, active=384, busiest=207),
+    Draw(16384, 384, seed=0, active=384, busiest=394),
+)
+
 SMOKE_DRAWS = (Draw(4, 16, seed=0, active=16, busiest=4),)
 
 INDEXED_SETS: dict[str, tuple[Case, ...]] = {
     "decode": tuple(Case(layer, draw) for layer in (EP8_GATE_UP, EP8_DOWN) for draw in EP8_DRAWS),
     "tp8": tuple(Case(TP8_GATE_UP, draw) for draw in TP8_DRAWS),
+    "prefill": tuple(PrefillCase(layer, draw) for layer in (EP8_GATE_UP, EP8_DOWN) for draw in EP8_PREFILL_DRAWS),
+    "prefill_tp8": tuple(PrefillCase(layer, draw, "tokens") for layer in (TP8_GATE_UP, TP8_DOWN) for draw in TP8_PREFILL_DRAWS),
     "smoke": tuple(Case(SMOKE, draw) for draw in SMOKE_DRAWS),
 }

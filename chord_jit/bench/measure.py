@@ -111,7 +111,7 @@ def measure(bench: Bench, case: AnyCase, weights: Weights, peer: Peer | None) ->
 def _identity(case: AnyCase) -> dict:
     layer = case.layer
     return {
-        "case": case.name, "family": case.family, "layout": case.layout, "layer": layer.name, "source": layer.source,
+        "case": case.name, "family": case.family, "kind": case.kind, "layout": case.layout, "layer": layer.name, "source": layer.source,
         "experts": layer.experts, "n": layer.n, "k": layer.k, "size": case.size, "seed": case.seed, "active": case.active,
         "busiest": case.busiest, "rows": case.rows, "bytes": case.bytes, "flops": case.flops,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The picture of a result, one panel a layer: time per call by tokens, or the rate by rows between its two roofs."""
+"""The picture of a result, one panel a layer: time per call by tokens, or the rate by rows below its roofs."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ _SERIES = (
 
 @dataclass(frozen=True)
 class _View:
-    """How a family's rows are drawn. ``bars``: series; ``lines``: roofs across them, which no bar should pass."""
+    """How a kind's rows are drawn. ``bars``: series; ``lines``: roofs across them, which no bar should pass; ``tick``: field of a row."""
 
     bars: tuple[tuple[str, str, str], ...]
     lines: tuple[tuple[str, str, str], ...]
     value: Callable[[Mapping, str], float | None]
     across: str
     up: str
+    tick: str = "size"
 
 
+_DENSE = ("cublas", "cuBLAS 8192^3", "#202124")
+_RATE = "TFLOP/s, L2 cold"
 _VIEWS = {
     "indexed": _View((_READER, *_SERIES), (), targets.median, "tokens", "us per call, L2 cold"),
-    "grouped": _View(
-        _SERIES, (("cublas", "cuBLAS 8192^3", "#202124"), _READER), targets.tflops, "rows per expert", "TFLOP/s, L2 cold"
-    ),
+    "prefill": _View(_SERIES, (_DENSE,), targets.tflops, "routed rows", _RATE, "rows"),
+    "grouped": _View(_SERIES, (_DENSE, _READER), targets.tflops, "rows per expert", _RATE),
 }
 
 
@@ -56,7 +58,7 @@ def draw(result: Mapping, path: Path) -> None:
 
 
 def _panel(axis, rows: list[Mapping], peer: Mapping | None) -> None:
-    view = _VIEWS[rows[0]["family"]]
+    view = _VIEWS[targets.kind(rows[0])]
     timed = [entry for entry in view.bars if any(view.value(row, entry[0]) is not None for row in rows)]
     width = 0.84 / max(1, len(timed))
     for index, (variant, label, colour) in enumerate(timed):
@@ -68,7 +70,7 @@ def _panel(axis, rows: list[Mapping], peer: Mapping | None) -> None:
         if roofs:
             places, values = zip(*roofs, strict=True)
             axis.hlines(values, [p - 0.45 for p in places], [p + 0.45 for p in places], color=colour, label=label)
-    axis.set_xticks(range(len(rows)), [str(row["size"]) for row in rows])
+    axis.set_xticks(range(len(rows)), [str(row[view.tick]) for row in rows])
     axis.set_xlabel(view.across)
     axis.set_ylabel(view.up)
     axis.spines[["top", "right"]].set_visible(False)

@@ -53,9 +53,25 @@ def test_grouped_rows_show_rates_and_energy_beside_cublas():
     assert shown["pJ/flop ours / peer / cuBLAS"] == "0.33 / 0.33 / 0.11"
 
 
+def test_prefill_rows_show_routed_rows_rates_and_energy():
+    shown = {column.title: column.show(fixture.prefill_row()) for column in columns.FULL["prefill"]}
+    assert (shown["tokens"], shown["routed rows"], shown["most rows"]) == ("-", "4096", "108")
+    assert (shown["TFLOP/s"], shown["of cuBLAS"], shown["peer best / ours"]) == ("529", "77.2 %", "1.16")
+    assert shown["mJ ours / peer / cuBLAS"] == "120 / 120 / 120"
+    assert shown["pJ/flop ours / peer / cuBLAS"] == "0.50 / 0.50 / 0.11"
+    whole = {column.title: column.show(fixture.prefill_row("tp8_down_prefill_4096")) for column in columns.FULL["prefill"]}
+    assert (whole["tokens"], whole["routed rows"]) == ("4096", "32768")
+
+
+def test_prefill_counts_tokens_where_every_expert_is_at_hand():
+    ep8, tp8 = (report.markdown_table(fixture.result(case_set=name)).splitlines()[0] for name in ("prefill", "prefill_tp8"))
+    assert "| layer | routed rows | most rows | MB | ours us |" in ep8 and "| layer | tokens | routed rows |" in tp8
+    assert "reader" not in ep8 + tp8 and "TFLOP/s" in ep8 and "mJ" in ep8
+
+
 def test_companions_have_columns_where_they_ran():
     ragged = fixture.grouped_row("ep8_gate_up_ragged_128")
-    ragged["variants"]["ours_equal"] = fixture.variant(500.0, error=1.9e-3)
+    ragged["variants"]["ours_equal"] = fixture.equal_rows(500.0)
     shown = {column.title: column.show(ragged) for column in columns.filled(columns.FULL, [ragged])}
     assert (shown["most rows"], shown["equal rows us"], shown["over equal rows"]) == ("149", "500.0", "1.096")
     assert "by m_indices us" not in shown and "of reader" not in shown
@@ -126,22 +142,23 @@ def test_the_page_without_results_says_so():
 
 
 def test_the_block_of_the_readme_is_short_and_takes_every_row():
-    runs = {name: fixture.result(case_set=name) for name in ("decode", "grouped")}
+    runs = {name: fixture.result(case_set=name) for name in ("decode", "grouped", "prefill")}
     runs["decode"] = fixture.result(fixture.row(), LOSING, case_set="decode")
     lines = document.measured(runs).splitlines()
-    assert [line for line in lines if line.startswith("### ")] == ["### decode", "### grouped"]
+    assert [line for line in lines if line.startswith("### ")] == ["### decode", "### prefill", "### grouped"]
     assert "| layer | tokens | ours us | of reader | peer best / ours | targets |" in lines
     assert "| ep8_gate_up | 20 | 186.0 | 96.8 % | 1.13 | met |" in lines
     assert "| ep8_gate_up | 8 | 200.0 | 90.0 % | 1.05 | **missed** |" in lines
     assert "| ep8_gate_up | offsets | 128 | 548.0 | 96.1 % | 1.09 | met |" in lines
+    assert "| ep8_gate_up | 4096 | 455.0 | 529 | 77.2 % | 1.16 | met |" in lines
     assert any(line.startswith("**Not evidence: cases left out: ep8_gate_up_1,") for line in lines)
-    assert sum(line.startswith("| ep8_") for line in lines) == 2 + 14
+    assert sum(line.startswith("| ep8_") for line in lines) == 2 + 14 + 10
 
 
 def test_every_published_set_has_its_section_and_command():
     page = document.performance({name: fixture.result(case_set=name) for name in results.PUBLISHED})
     assert [line for line in page.splitlines() if line.startswith("## ")] == [f"## {name}" for name in results.PUBLISHED]
-    assert "for cases in decode tp8 grouped ragged ep;" in page
+    assert "for cases in decode tp8 prefill prefill_tp8 grouped ragged ep;" in page
 
 
 def test_the_plot_is_a_png(tmp_path):
@@ -149,7 +166,8 @@ def test_the_plot_is_a_png(tmp_path):
     bare = fixture.row(tokens=1, layer="ep8_down")
     bare["variants"] = {"reader": bare["variants"]["reader"], "ours": bare["variants"]["ours"]}
     path = tmp_path / "img" / "decode.png"
-    for rows in ((fixture.row(), LOSING, bare), (fixture.grouped_row(), fixture.grouped_row("ep8_down_masked_16"))):
+    grouped = fixture.grouped_row(), fixture.grouped_row("ep8_down_masked_16")
+    for rows in ((fixture.row(), LOSING, bare), grouped, (fixture.prefill_row(), fixture.prefill_row("ep8_down_prefill_1024"))):
         plot.draw(fixture.result(*rows), path)
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
         path.unlink()

@@ -22,7 +22,7 @@ def changed(variant: str, make=fixture.row, **fields) -> dict:
 
 def ragged(equal: float) -> dict:
     row = fixture.grouped_row("ep8_gate_up_ragged_128")
-    row["variants"] |= {"ours_equal": fixture.variant(equal, error=1.9e-3), "peer_best": fixture.variant(620.0)}
+    row["variants"] |= {"ours_equal": fixture.equal_rows(equal), "peer_best": fixture.variant(620.0)}
     return row
 
 
@@ -41,6 +41,11 @@ def test_every_published_case_has_a_target_and_every_target_a_case():
         ("ep8_down_offsets_256", Target(ratio=1.17)),
         ("ep8_down_ragged_512", Target(ratio=1.10, equal=1.12)),
         ("ep32_down_masked_16", Target(ratio=1.0)),
+        ("ep8_gate_up_prefill_1024", Target(ratio=1.18)),
+        ("ep8_down_prefill_2048", Target(ratio=1.20)),
+        ("tp8_gate_up_prefill_16384", Target(ratio=1.15)),
+        ("tp8_down_prefill_4096", Target(ratio=1.45)),
+        ("tp8_down_prefill_16384", Target(ratio=1.80)),
     ],
 )
 def test_targets_are_those_that_were_set(name, target):
@@ -58,6 +63,10 @@ def test_every_rule_applies_to_a_full_row_and_it_passes():
         "host us of a warm call",
     ]  # fmt: skip
     assert missed(fixture.grouped_row()) == [] == missed(ragged(500.0))
+    assert [verdict.rule for verdict in verdicts(fixture.prefill_row())] == [
+        "error of ours", "error of ours_swiglu", "peer's best / ours", "SwiGLU fused / unfused", "host us of a warm call",
+    ]  # fmt: skip
+    assert missed(fixture.prefill_row()) == []
 
 
 @pytest.mark.parametrize(
@@ -87,6 +96,25 @@ def test_a_grouped_rule_that_is_missed_is_the_only_one(variant, fields, rule):
     assert missed(changed(variant, fixture.grouped_row, **fields)) == [rule]
 
 
+@pytest.mark.parametrize(
+    ("variant", "fields", "rule"),
+    [
+        ("ours", {"error": 2.6e-3}, "error of ours"),
+        ("ours_swiglu", {"error": 3.1e-3}, "error of ours_swiglu"),
+        ("ours", {"schedule": "w4a16_mma 16x128x256 s3"}, "error of ours"),
+        ("peer_best", {"us": fixture.times(520.0)}, "peer's best / ours"),
+    ],
+)
+def test_a_prefill_rule_that_is_missed_is_the_only_one(variant, fields, rule):
+    """Errors are held against the limits of the kernel that made them, whichever the call took."""
+    assert missed(changed(variant, fixture.prefill_row, **fields)) == [rule]
+
+
+def test_a_decode_row_that_wgmma_serves_has_its_limits():
+    row = changed("ours", error=2.4e-3, schedule="w4a16_wgmma 16x256x128 s4 split2")
+    assert missed(row) == [] and missed(changed("ours", error=2.4e-3)) == ["error of ours"]
+
+
 def test_ragged_rows_are_held_against_equal_ones():
     assert missed(ragged(489.0)) == ["ragged / equal rows"]
 
@@ -98,7 +126,7 @@ def test_rates_count_the_operations_of_what_ran():
     assert tflops(row, "reader") is None
 
 
-@pytest.mark.parametrize(("make", "limit"), [(fixture.row, 15.0), (fixture.grouped_row, 20.0)])
+@pytest.mark.parametrize(("make", "limit"), [(fixture.row, 15.0), (fixture.prefill_row, 15.0), (fixture.grouped_row, 20.0)])
 def test_slow_host_is_a_miss(make, limit):
     assert missed(make(host_us=fixture.times(limit))) == []
     assert missed(make(host_us=fixture.times(limit + 0.1))) == ["host us of a warm call"]
