@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +13,6 @@ from chord_jit import plan as _plan
 from chord_jit.errors import InputError
 from chord_jit.families import grouped as _grouped
 from chord_jit.families import indexed as _indexed
-from chord_jit.families.base import deployment_problems
 from chord_jit.formats.w4a16 import PackedW4A16, pack_w4a16, pack_w4a16_grouped, require_layout, require_mode, unpack_w4a16
 from chord_jit.jit.counters import Counters, counters
 from chord_jit.jit.warmup import WarmupReport
@@ -159,7 +159,7 @@ def warm_up(
     problems of any family (``families.indexed.FAMILY.problem(...)``). ``jobs``: compiler processes, default all cores.
     ``progress(done, total, spec)``. After it, the same problems neither compile nor load during a call on the device that
     was current, so they can be captured in a CUDA graph; repeat it for each device. A kernel that fails is in the report
-    and stops no other. Without a GPU a deployment that was warmed up before takes milliseconds (``docs/cache.md``).
+    and stops no other. A deployment that was warmed up before is not chosen again (``docs/cache.md``).
 
     Raises ``InputTypeError`` for what is no problem, ``InputError`` for ``jobs`` below 1 and a config that is none.
     """
@@ -169,14 +169,13 @@ def warm_up(
     elif (tp, ep) != (1, 1):
         raise InputError("warm up", "tp and ep go with the path of a model", {"tp": tp, "ep": ep}, "put them into the Deployment")
     if isinstance(problems, Deployment):
-        if here is None:
-            return _plan.plan(problems, [device.target("sm_90a")]).warm_up(jobs=jobs, progress=progress)
-        problems = deployment_problems(problems, here)
-    wanted = list(_plan.chosen(problems))
-    report = _build_all([spec for spec, *_ in wanted], jobs=jobs, progress=progress)
+        found = _plan.plan(problems, [here or device.target("sm_90a")])
+        report = found.warm_up(jobs=jobs, progress=progress)
+        load = found.load
+    else:
+        wanted = list(_plan.chosen(problems))
+        report = _build_all([spec for spec, *_ in wanted], jobs=jobs, progress=progress)
+        load = partial(_plan.prepare, [choice for choice in wanted if choice[2].facts == here])
     if here is not None:
-        failed = {spec for spec, _ in report.errors}
-        for spec, owner, problem, schedule in wanted:
-            if spec not in failed and problem.facts == here:
-                owner.prepare(problem, schedule, torch.cuda.current_device())
+        load(torch.cuda.current_device(), without={spec for spec, _ in report.errors})
     return report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from chord_jit.errors import InputTypeError
 from chord_jit.families import base
 from chord_jit.families.base import Family
 from chord_jit.formats.model_config import read_model_shape, require_int4_group32
-from chord_jit.jit import manifest
+from chord_jit.jit import engine, manifest, slots
 from chord_jit.jit.key import key_of
 from chord_jit.jit.manifest import Wanted
 from chord_jit.jit.spec import KernelSpec
@@ -20,21 +20,45 @@ from chord_jit.jit.warmup import WarmupReport, warm_up
 from chord_jit.schedules.deployment import Deployment
 from chord_jit.schedules.schedule import Schedule
 
+#: What serves one problem: kernel, family, problem, schedule.
+Choice = tuple[KernelSpec, Family, object, Schedule]
+
 #: Most kernels that one deployment on one target should need: what a cold start costs is bounded by it.
 MOST_KERNELS = 40
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``kernels``: distinct ones, in the order of problems. ``known``: whether they came from a manifest."""
+    """``kernels``: distinct ones, in the order of problems. ``known``: they came from a manifest. ``choices``: of every problem, if not."""
 
     kernels: tuple[Wanted, ...]
     known: bool
+    choices: tuple[Choice, ...] = ()
 
     def warm_up(self, *, jobs: int | None = None, progress: Callable[[int, int, KernelSpec], None] | None = None) -> WarmupReport:
         """Build every kernel; load none."""
         digests = {one.spec: one.digest for one in self.kernels}
         return warm_up(digests, jobs=jobs, progress=progress, digests=digests)
+
+    def load(self, index: int, *, without: Collection[KernelSpec] = ()) -> None:
+        """Load every kernel on CUDA device ``index``, the current one, so that no later call loads: not even one under capture.
+
+        With kernels from a manifest a call still chooses its schedule and binds its launch: host time, once for each problem.
+        """
+        if not self.known:
+            prepare(self.choices, index, without)
+            return
+        slots.prepare(index)
+        for one in self.kernels:
+            if one.spec not in without:
+                engine.load(one.spec, index, dict(one.spec.config)["kSharedBytes"])
+
+
+def prepare(choices: Iterable[Choice], index: int, without: Collection[KernelSpec]) -> None:
+    """Load every kernel but ``without`` on CUDA device ``index``, bound to what its problem needs."""
+    for spec, owner, problem, schedule in choices:
+        if spec not in without:
+            owner.prepare(problem, schedule, index)
 
 
 def deployment_of(config: str | Path | Mapping, tp: int = 1, ep: int = 1) -> Deployment:
@@ -53,17 +77,18 @@ def plan(model: Deployment, targets: Sequence[DeviceFacts]) -> Plan:
     if kernels is not None:
         return Plan(kernels, True)
     found: dict[KernelSpec, Wanted] = {}
-    for spec, _, _, schedule in chosen(problem for facts in targets for problem in base.deployment_problems(model, facts)):
+    choices = tuple(chosen(problem for facts in targets for problem in base.deployment_problems(model, facts)))
+    for spec, _, _, schedule in choices:
         before = found.get(spec) or Wanted(spec, key_of(spec).digest, str(schedule), 0)
         found[spec] = replace(before, problems=before.problems + 1)
     kernels = tuple(found.values())
     if own:
         manifest.write(store, name, kernels)
-    return Plan(kernels, False)
+    return Plan(kernels, False, choices)
 
 
-def chosen(problems: Iterable[object]) -> Iterator[tuple[KernelSpec, Family, object, Schedule]]:
-    """What serves each problem: kernel, family, problem, schedule. Raises ``InputTypeError`` for what is no problem."""
+def chosen(problems: Iterable[object]) -> Iterator[Choice]:
+    """What serves each problem. Raises ``InputTypeError`` for what is no problem."""
     for problem in problems:
         name = getattr(problem, "family", None)
         if name not in base.FAMILIES:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from chord_jit import api, device, knobs, plan
 from chord_jit.device import target
-from chord_jit.errors import InputError
-from chord_jit.families import base
+from chord_jit.errors import CompileError, InputError
+from chord_jit.families import base, grouped_launch, kernels
+from chord_jit.families.grouped import GroupedFamily
+from chord_jit.families.indexed import IndexedFamily
 from chord_jit.jit import compiler, engine, manifest, warmup
 from chord_jit.schedules.deployment import Deployment
 from tests.toy.fake import FakeCompiler
@@ -48,6 +51,56 @@ def test_v36_the_second_warm_up_chooses_and_keys_nothing(fake, monkeypatch):
     report = second.warm_up(jobs=1)
     assert second.known and second.kernels == first.kernels
     assert (report.compiled, report.hit, report.failed) == (0, len(first.kernels), 0) and report.seconds < 1
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """What is loaded or bound, on a machine with an H200 that is not there: spec, device, shared memory."""
+    seen = []
+
+    def bind(spec, index, threads, shared_bytes, *_):
+        seen.append((spec, index, shared_bytes))
+        return SimpleNamespace(ctas=132)
+
+    monkeypatch.setattr(device, "present", lambda: True)
+    monkeypatch.setattr(device, "facts", lambda index: target("sm_90a"))
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
+    monkeypatch.setattr(kernels, "bind", bind)
+    monkeypatch.setattr(engine, "load", lambda spec, index, shared_bytes: seen.append((spec, index, shared_bytes)))
+    monkeypatch.setattr(plan.slots, "prepare", lambda index: seen.append(("slots", index)))
+    monkeypatch.setattr(grouped_launch, "_bound", {})
+    for name, fresh in (("indexed", IndexedFamily()), ("grouped", GroupedFamily())):
+        monkeypatch.setattr(base.family(name), "prepare", fresh.prepare)
+    return seen
+
+
+def test_v36_the_second_warm_up_on_a_gpu_chooses_nothing_and_loads_the_same(fake, gpu, monkeypatch):
+    report = api.warm_up(SMALL, jobs=1)
+    first = set(gpu)
+    assert report.compiled == len(first) > 5 and {index for _, index, _ in first} == {3}
+    gpu.clear()
+    forget()
+    for module, name in ((base, "deployment_problems"), (plan, "chosen"), (plan, "prepare")):
+        monkeypatch.setattr(module, name, None)
+    report = api.warm_up(SMALL, jobs=1)
+    assert (report.compiled, report.hit, report.failed) == (0, len(first), 0)
+    assert gpu[0] == ("slots", 3) and set(gpu[1:]) == first and len(gpu) == len(first) + 1
+
+
+def test_a_kernel_of_the_manifest_that_fails_is_reported_and_not_loaded(fake, gpu, monkeypatch, tmp_path):
+    model = plan.plan(SMALL, [target("sm_90a")])
+    bad = model.kernels[2].spec
+
+    def refuse(spec, *_):
+        if spec == bad:
+            raise CompileError("compile it", "the source must please", {}, "please it")
+        return build(spec, fake)
+
+    build = engine.build
+    monkeypatch.setattr(engine, "build", refuse)
+    report = api.warm_up(SMALL, jobs=1)
+    assert report.failed == 1 and [spec for spec, _ in report.errors] == [bad]
+    assert {spec for spec, *_ in gpu[1:]} == {one.spec for one in model.kernels} - {bad}
 
 
 def test_a_manifest_is_no_promise_of_entries(fake, tmp_path):
