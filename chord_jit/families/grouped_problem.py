@@ -53,15 +53,4 @@ def choose(problem: GroupedProblem) -> Schedule:
 
 @lru_cache(maxsize=8192)
 def _choose(problem: GroupedProblem, generation: int) -> Schedule:
-    return resolver.resolve(problem, table=_measured, candidates=candidates, violations=legality.violations, cost=cost.estimate)
-
-
-def _measured(problem: GroupedProblem) -> Schedule | None:
-    found = (
-        table.find(
-            kernel, arch=problem.facts.arch, sms=problem.facts.sms, layout=problem.layout, n=problem.n, k=problem.k,
-            experts=problem.experts, swiglu=problem.swiglu, rows=problem.expected_rows * problem.experts,
-        )
-        for kernel in ("w4a16_wgmma", "w4a16_mma")
-    )  # fmt: skip
-    return next(filter(None, found), None)
+    return resolver.resolve(problem, table=table.fastest, candidates=candidates, violations=legality.violations, cost=cost.estimate)

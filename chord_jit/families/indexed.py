@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -10,22 +9,16 @@ import torch
 
 from chord_jit import device, knobs
 from chord_jit.device import DeviceFacts
-from chord_jit.families import indexed_problem, kernels
+from chord_jit.families import indexed_launch, indexed_problem, kernels
+from chord_jit.families.indexed_launch import Bound
 from chord_jit.families.indexed_problem import IndexedProblem
 from chord_jit.families.indexed_refusals import ASKED, CHOOSE, refuse_call, weights_fit
 from chord_jit.families.refusals import check_hint, check_shape, out_fits, refuse_out
 from chord_jit.formats.w4a16_layout import LAYOUT_VERSION, PackedW4A16
-from chord_jit.jit import slots
-from chord_jit.jit.launch import Launch
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.routing.indexed import IndexedRouting, check_values
 from chord_jit.schedules.deployment import Deployment
-from chord_jit.schedules.legality import mma_shape
 from chord_jit.schedules.schedule import Schedule
-
-#: chord::W4A16MmaParams: x, weight, out, row_weights, ticket, sorted_ids, expert_ids, padded; id_capacity, block_capacity,
-#: routed_rows, top_k, experts, sub_blocks.
-PARAMS = struct.Struct("<8Q6i")
 
 #: Most tokens of a decode step that warm-up prepares for.
 _WARM_TOKENS = 512
@@ -34,34 +27,28 @@ _WARM_TOKENS = 512
 _MAX_PLANS = 4096
 
 
-class _Plan:
-    """What a warm call needs beyond its tensors."""
-
-    __slots__ = ("launch", "sub_blocks")
-
-    def __init__(self, launch: Launch, sub_blocks: int):
-        self.launch, self.sub_blocks = launch, sub_blocks
-
-
 class IndexedFamily:
     """See ``families.base.Family``."""
 
     name = "indexed"
 
     def __init__(self) -> None:
-        self._plans: dict[tuple, _Plan] = {}
-        self._launches: dict[tuple, Launch] = {}
+        self._plans: dict[tuple, Bound] = {}
 
     # -- choice -------------------------------------------------------------------------------------------------------
     def problem(
         self, facts: DeviceFacts, experts: int, n: int, k: int, expected_rows: float, *,
         block_m: int = 0, interleaved: bool = False, swiglu: bool = False, weighted: bool = False,
     ) -> IndexedProblem:
-        """The problem of a call, with the architecture's dequantisation. Raises ``InputError`` / ``InputTypeError``."""
+        """The problem of a call: its expected rows rounded, the architecture's dequantisation.
+
+        Raises ``InputError`` / ``InputTypeError``.
+        """
         check_shape(CHOOSE, experts, n, k)
         check_hint(CHOOSE, expected_rows)
         dequant = indexed_problem.dequant_for(facts.arch)
-        return IndexedProblem(facts, experts, n, k, expected_rows, block_m, interleaved, swiglu, weighted, dequant)
+        rows = indexed_problem.size_for(expected_rows)
+        return IndexedProblem(facts, experts, n, k, rows, block_m, interleaved, swiglu, weighted, dequant)
 
     def schedule(self, problem: IndexedProblem) -> Schedule:
         """Override, table, cost model; always legal. Raises ``OverrideError``."""
@@ -111,53 +98,30 @@ class IndexedFamily:
             return out
         key = (index, weight.n, weight.k, weight.experts, weight.interleaved, swiglu, topk_weights is not None, shape[0],
                routing.global_experts, routing.block_m, expected_rows, knobs.generation)  # fmt: skip
-        plan = self._plans.get(key) or self._plan(key)
-        arguments = (
-            x.data_ptr(), address, out.data_ptr(), 0 if topk_weights is None else topk_weights.data_ptr(), routing.place,
-            shape[0], routing.top_k, weight.experts,
-        )  # fmt: skip
+        bound = self._plans.get(key) or self._plan(key)
+        row_weights = 0 if topk_weights is None else topk_weights.data_ptr()
         if torch._C._cuda_getDevice() == index:
-            _enqueue(plan, index, *arguments)
+            bound(index, x.data_ptr(), address, out.data_ptr(), row_weights, routing.place, shape[0], routing.top_k)
         else:
             with torch.cuda.device(index):
-                _enqueue(plan, index, *arguments)
+                bound(index, x.data_ptr(), address, out.data_ptr(), row_weights, routing.place, shape[0], routing.top_k)
         return out
 
-    def _plan(self, key: tuple) -> _Plan:
+    def _plan(self, key: tuple) -> Bound:
         index, n, k, experts, interleaved, swiglu, weighted, rows, global_experts, block_m, expected_rows, _ = key
         problem = self.problem(
             device.facts(index), experts, n, k, rows / global_experts if expected_rows is None else expected_rows,
             block_m=block_m, interleaved=interleaved, swiglu=swiglu, weighted=weighted,
         )  # fmt: skip
-        schedule = self.schedule(problem)
-        plan = _Plan(self.prepare(problem, schedule, index), block_m // schedule.bm)
+        bound = self.prepare(problem, self.schedule(problem), index)
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        self._plans[key] = plan
-        return plan
+        self._plans[key] = bound
+        return bound
 
-    def prepare(self, problem: IndexedProblem, schedule: Schedule, index: int) -> Launch:
-        """The loaded kernel of ``schedule`` on device ``index``, bound to its grid; memoised."""
-        kernel_spec = self.spec(problem, schedule)
-        key = (kernel_spec, index)
-        launch = self._launches.get(key)
-        if launch is None:
-            shape = mma_shape(problem, schedule)
-            ctas = problem.facts.sms * schedule.ctas
-            launch = kernels.bind(kernel_spec, index, shape.threads, shape.shared_bytes, ctas, schedule.split, PARAMS)
-            self._launches[key] = launch
-        return launch
-
-
-def _enqueue(
-    plan: _Plan, index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, experts: int
-) -> None:
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    _, sorted_ids, expert_ids, padded, ids, blocks = place
-    plan.launch(
-        stream, x, weight, out, row_weights, slots.address(index, stream), sorted_ids, expert_ids, padded, ids, blocks, rows, top_k,
-        experts, plan.sub_blocks,
-    )  # fmt: skip
+    def prepare(self, problem: IndexedProblem, schedule: Schedule, index: int) -> Bound:
+        """The loaded kernel of ``schedule`` on device ``index``, bound to its grid and block size; memoised."""
+        return indexed_launch.prepare(problem, schedule, index)
 
 
 def _fits(x: torch.Tensor, weight: PackedW4A16, routing: IndexedRouting, swiglu: bool, topk_weights: torch.Tensor | None) -> bool:

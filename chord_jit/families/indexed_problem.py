@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -40,19 +41,31 @@ class IndexedProblem:
     layout: ClassVar[str] = "indexed"
 
 
+#: Up to here expected rows per expert are taken as they are: decode, where one row more can want another tile.
+_EXACT_ROWS = 8
+
+
+def size_for(rows: float) -> float:
+    """The rows per expert that stand for ``rows`` when a schedule is chosen: the nearest half power of two above 8.
+
+    So a prefill whose row count changes at every step meets no kernel that warm-up has not built.
+    """
+    return rows if rows <= _EXACT_ROWS else 2 ** (round(2 * math.log2(rows)) / 2)
+
+
 def dequant_for(arch: str) -> str:
     """The dequantisation of ``CHORD_W4A16_DEQUANT``, or the architecture's own."""
     return knobs.read("CHORD_W4A16_DEQUANT") or DEQUANT.get(arch, "magic")
 
 
 def candidates(problem: IndexedProblem) -> tuple[Schedule, ...]:
-    """Every legal ``w4a16_mma`` schedule worth timing, about two hundred at most; those that won elsewhere come first."""
+    """Every legal schedule worth timing; of each kernel those that won elsewhere come first."""
     return _legal(replace(problem, expected_rows=0.0))
 
 
 @lru_cache(maxsize=256)
 def _legal(problem: IndexedProblem) -> tuple[Schedule, ...]:
-    return tuple(kernels.mma_schedules(problem, (1, 2, 3, 4)))
+    return (*kernels.mma_schedules(problem, (1, 2, 3, 4)), *kernels.wgmma_schedules(problem))
 
 
 def choose(problem: IndexedProblem) -> Schedule:
@@ -66,9 +79,7 @@ def _choose(problem: IndexedProblem, generation: int) -> Schedule:
 
 
 def _measured(problem: IndexedProblem) -> Schedule | None:
-    found = table.find(
-        "w4a16_mma", arch=problem.facts.arch, sms=problem.facts.sms, layout="indexed", n=problem.n, k=problem.k,
-        experts=problem.experts, swiglu=problem.swiglu, rows=problem.expected_rows * problem.experts,
-    )  # fmt: skip
+    found = table.fastest(problem)
     # A row is measured without routing weights; with them the same form may spill.
-    return None if found is None or kernels.mma_spills(problem, found) else found
+    spills = found is not None and found.kernel == "w4a16_mma" and kernels.mma_spills(problem, found)
+    return None if spills else found

@@ -61,3 +61,15 @@ def find(kernel: str, *, arch: str, sms: int, layout: str, n: int, k: int, exper
         if low <= rows < high:
             return schedule
     return None
+
+
+def fastest(problem: object) -> Schedule | None:
+    """The measured schedule for a W4A16 problem, of whichever kernel; ``None`` where no row covers it."""
+    found = (
+        find(
+            kernel, arch=problem.facts.arch, sms=problem.facts.sms, layout=problem.layout, n=problem.n, k=problem.k,
+            experts=problem.experts, swiglu=problem.swiglu, rows=problem.expected_rows * problem.experts,
+        )
+        for kernel in kernels()
+    )  # fmt: skip
+    return next(filter(None, found), None)

@@ -18,11 +18,14 @@ MAX_JOINTS = 704
 
 #: Instruction widths of a kernel whose warpgroups own two m64 blocks, by BM. Each width is a main loop of its own, and the
 #: assembler gives every loop's fragments registers of their own: more loops than these do not fit.
-_WIDE = {16: (16,), 32: (16, 32), 48: (32, 48), 64: (32, 64), 96: (32, 64, 96), 128: (64, 80, 96, 112, 128), 160: (112, 128, 144, 160)}
+_WIDE = {16: (16,), 32: (16, 32), 48: (32, 48), 64: (32, 48, 64), 96: (32, 64, 96), 128: (64, 80, 96, 112, 128), 160: (112, 128, 144, 160)}
 #: Rows of one tensor copy where narrow widths are worth a copy of their own; else as many of 64 as divide BM.
 _BOX_ROWS = {32: 16, 48: 16, 64: 32}
-#: With one m64 block a warpgroup eight loops fit.
-_SINGLE = (32, 64, 128, 192, 256)
+#: With one m64 block a warpgroup eight loops fit: fine steps near the tile's own rows, where most tiles of uneven experts end.
+_SINGLE = {
+    32: (16, 32), 64: (16, 32, 48, 64), 128: (16, 32, 48, 64, 80, 96, 112, 128), 192: (64, 96, 128, 144, 160, 176, 192),
+    256: (64, 128, 160, 192, 208, 224, 240, 256),
+}  # fmt: skip
 #: Most token rows by output tile: what the sums of a consumer leave room for.
 _MOST_ROWS = {128: 256, 256: 160, 512: 48}
 
@@ -57,7 +60,8 @@ def shape(problem: object, schedule: Schedule) -> WgmmaShape:
     row_panels = -(-(problem.n // 2) // (PANEL // 2)) if problem.interleaved else -(-problem.n // PANEL)
     k_blocks = -(-problem.k // UNIT_K)
     ring = schedule.stages * stage_blocks * (bm * 128 + panels * BLOCK_BYTES)
-    rest = (schedule.stages + 1) * 32 + schedule.stages * 16 + 16
+    record = 32 + (bm * 12 if problem.layout == "indexed" else 0)
+    rest = (schedule.stages + 1) * record + schedule.stages * 16 + 16
 
     def shared(staged: int) -> int:
         pitch = staged * (64 if problem.swiglu else 128) + 16
@@ -76,10 +80,7 @@ def shared_limit(problem: object, schedule: Schedule) -> int:
 
 
 def _widths(bm: int, owned: int) -> tuple[int, ...]:
-    if owned == 2:
-        return _WIDE.get(bm, ())
-    step = 32 if bm > 128 else 16
-    return tuple(range(step, bm + 1, step))
+    return (_WIDE if owned == 2 else _SINGLE).get(bm, ())
 
 
 def _group_steps(bm: int) -> int:
@@ -95,7 +96,7 @@ def violations(problem: object, schedule: Schedule) -> list[str]:
     if schedule.bn not in _MOST_ROWS:
         broken.append(f"BN must be one of {', '.join(map(str, _MOST_ROWS))}, got {schedule.bn}")
     else:
-        known = _SINGLE if schedule.bn == PANEL else tuple(bm for bm in _WIDE if bm <= _MOST_ROWS[schedule.bn])
+        known = tuple(_SINGLE) if schedule.bn == PANEL else tuple(bm for bm in _WIDE if bm <= _MOST_ROWS[schedule.bn])
         if schedule.bm not in known:
             broken.append(f"BM must be one of {', '.join(map(str, known))} at BN={schedule.bn}, got {schedule.bm}")
     if schedule.bk not in (64, 128, 256):
@@ -104,10 +105,14 @@ def violations(problem: object, schedule: Schedule) -> list[str]:
         broken.append(f"STAGES must lie in 2..16, got {schedule.stages}")
     if schedule.cm != 1 or schedule.cn not in (1, 2):
         broken.append(f"CM must be 1 and CN 1 or 2 (two CTAs share rows by multicast), got CM={schedule.cm}, CN={schedule.cn}")
+    elif schedule.cn != 1 and problem.layout == "indexed":
+        broken.append(f"CN must be 1 on indexed rows (gathered rows reach one CTA), got {schedule.cn}")
     if schedule.split not in (1, 2):
         broken.append(f"SPLIT must be 1 or 2 (2 cuts the tiles of the last waves along K), got {schedule.split}")
     if schedule.ctas not in (1, 2) or schedule.ctas == 2 and (schedule.bm, schedule.bn) != (16, 256):
         broken.append(f"CTAS must be 1, or 2 at BM=16 and BN=256 (registers), got {schedule.ctas}")
+    if problem.block_m and problem.block_m % max(schedule.bm, 1):
+        broken.append(f"BM must divide the routing's block_m, got BM={schedule.bm} and block_m={problem.block_m}")
     if problem.layout == "blocks" and schedule.bm not in (16, 32, 64, BLOCK_ROWS, 2 * BLOCK_ROWS):
         broken.append(f"BM must divide the blocks of {BLOCK_ROWS} rows or be two of them, got {schedule.bm}")
     return broken or _derived(problem, schedule)

@@ -4,17 +4,20 @@
 //   narrowest of kWidths that holds them.
 // Roles: one producer warp (of a warpgroup that gives its registers away) finds the tiles and fills a ring of kStages stages:
 //   activations by TMA in the 128-byte swizzle that WGMMA reads, packed weight blocks by bulk copies, all on one mbarrier.
+//   Rows named by ids are gathered instead, by all four warps of that warpgroup (gathered_rows.cuh).
 //   Consumer warpgroups own kUnitBlocks m64 blocks each; a k16 step decodes a fragment while the products of the last group run.
-// Shared memory: [stages: rows] [output staging] [stages: blocks] [records] [barriers] [roles].
+// Shared memory: [stages: rows] [output staging] [stages: blocks] [records] [ids] [sources] [factors] [barriers] [roles].
 // Tiles: from a ticket counter, rows of an expert fastest, then outputs, then experts; the last waves cut along K (k_pieces.cuh).
 // Hazards: fragments are overwritten only behind the wait for the group that read them (two buffers, one group in flight);
 //   staging is rewritten only behind the group's barrier; rows past a tile's own are computed and never stored; a record
-//   lives until the stage of the next tile is freed.
+//   lives until the stage of the next tile is freed, and what it has of ids, sources and factors with it.
 #pragma once
 
+#include <cute/util/type_traits.hpp>
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "chord/epilogue.cuh"
+#include "chord/gathered_rows.cuh"
 #include "chord/grouped_rows.cuh"
 #include "chord/k_pieces.cuh"
 #include "chord/ptx.cuh"
@@ -24,20 +27,35 @@
 
 namespace chord {
 
+// Activations [rows, K]: in boxes of kBoxRows x 64, or row by row.
+struct BoxedActivations {
+  using Rows = GroupedParams;
+  cute::TmaDescriptor x;
+};
+
+struct GatheredActivations {
+  using Rows = IndexedParams;
+  const __nv_bfloat16* x;
+  const float* row_weights;  // of each routed row, or null
+};
+
+template <class Activations>
 struct W4A16WgmmaParams {
-  cute::TmaDescriptor x;  // [rows, K] in boxes of kBoxRows x 64
+  Activations activations;
   const uint8_t* weight;
   __nv_bfloat16* out;
   unsigned* ticket;  // this launch's own while it runs; zero before and after
   unsigned* joints;  // likewise: two bits for each cut and warpgroup
   float4* sums;      // room for the sums of one tile for each CTA
-  GroupedParams rows;
+  typename Activations::Rows rows;
 };
 
 template <class Config>
 struct W4A16Wgmma {
   using Decode = FusedDecoder;
-  using Rows = Walk<Config::kRows, Config::kBM>;
+  static constexpr bool kGathers = Config::kRows == RowSource::kIndexed;
+  using Params = W4A16WgmmaParams<cute::conditional_t<kGathers, GatheredActivations, BoxedActivations>>;
+  using Rows = cute::conditional_t<kGathers, BlockWalk<Config::kBM>, Walk<Config::kRows, Config::kBM>>;
   using Cursor = RingCursor<Config::kStages>;
 
   using Widths = decltype(Config::kWidths);
@@ -56,6 +74,7 @@ struct W4A16Wgmma {
   static constexpr int kRowPanels = Config::kInterleaved ? (Config::kN / 2 + 63) / 64 : (Config::kN + 127) / 128;
   // CTAs of a cluster take neighbouring outputs of the same rows; each loads a share of the rows for all.
   static constexpr int kShare = Config::kShare;
+  static_assert(kShare == 1 || !kGathers, "gathered rows reach one CTA");
   static constexpr int kTilesN = kRowPanels / (kPanels * kShare);
   static_assert(kRowPanels % (kPanels * kShare) == 0, "a tile must not reach into the next expert's panels");
 
@@ -73,7 +92,10 @@ struct W4A16Wgmma {
   static constexpr int kWeightAt = kStagingAt + (kGroups * kBM * kPitch + 127) / 128 * 128;
   static constexpr int kRecordBytes = 32;
   static constexpr int kRecordsAt = kWeightAt + kStages * kWeightBytes;
-  static constexpr int kBarriersAt = kRecordsAt + Cursor::kRecords * kRecordBytes;
+  static constexpr int kIdsAt = kRecordsAt + Cursor::kRecords * kRecordBytes;
+  static constexpr int kListBytes = kGathers ? Cursor::kRecords * kBM * 4 : 0;
+  static constexpr int kSourcesAt = kIdsAt + kListBytes, kFactorsAt = kSourcesAt + kListBytes;
+  static constexpr int kBarriersAt = kFactorsAt + kListBytes;
   static constexpr int kRolesAt = kBarriersAt + 2 * kStages * 8;
   static constexpr int kSharedBytes = kRolesAt + 16;
   static_assert(kSharedBytes == Config::kSharedBytes, "host and device disagree on shared memory");
@@ -89,12 +111,12 @@ struct W4A16Wgmma {
   static constexpr int64_t kLongStream = int64_t(256) << 20, kSweep = int64_t(128) << 20;
 
   struct Record {
-    int row, rows;  // of the output; rows = 0 ends the stream
-    int width;      // rows of the instruction
-    int panel;      // first panel of the tile
-    int stages;
-    int cut;  // where the tile was cut, -1: whole
-    int unused[2];
+    int row, rows;      // of the output, or the place of the tile's ids; rows = 0 ends the stream
+    int width;          // rows of the instruction
+    int panel;          // first panel of the tile
+    int first, stages;  // of K
+    int cut;            // where the tile was cut, -1: whole
+    int unused;
   };
   static_assert(sizeof(Record) == kRecordBytes);
 
@@ -114,6 +136,9 @@ struct W4A16Wgmma {
   __device__ __forceinline__ uint64_t* full(int stage) const { return reinterpret_cast<uint64_t*>(shared + kBarriersAt) + stage; }
   __device__ __forceinline__ uint64_t* empty(int stage) const { return full(kStages + stage); }
   __device__ __forceinline__ Record& record(const Cursor& cursor) const { return reinterpret_cast<Record*>(shared + kRecordsAt)[cursor.record]; }
+  __device__ __forceinline__ int* ids() const { return reinterpret_cast<int*>(shared + kIdsAt); }
+  __device__ __forceinline__ int* sources() const { return reinterpret_cast<int*>(shared + kSourcesAt); }
+  __device__ __forceinline__ float* factors() const { return reinterpret_cast<float*>(shared + kFactorsAt); }
 
   // Read where they are used: a value alive on both sides of the role branch would be spilled by the small producer.
   __device__ __forceinline__ static int cta() {
@@ -131,7 +156,7 @@ struct W4A16Wgmma {
   }
 
   // ---------------------------------------------------------------- producer
-  __device__ __forceinline__ void produce(const W4A16WgmmaParams& p) {
+  __device__ __forceinline__ void produce(const Params& p) {
     Rows rows(p.rows, lane);
     const int tiles = rows.total * kTilesN;
     const int workers = gridDim.x / kShare;
@@ -159,50 +184,75 @@ struct W4A16Wgmma {
       ticket = __shfl_sync(0xffffffffu, next, 0);
     }
     wait(empty(cursor.stage), cursor.phase ^ 1);
-    if (lane == 0) {
-      record(cursor).rows = 0;
-      Barrier::arrive(full(cursor.stage));
-    }
+    if (lane == 0) record(cursor).rows = 0;
+    publish();
+    if (lane == 0) Barrier::arrive(full(cursor.stage));
+    if constexpr (kGathers) Barrier::arrive(full(cursor.stage));
   }
 
   // Stages [first, last) of a tile.
-  __device__ __forceinline__ void part(const W4A16WgmmaParams& p, Rows& walk, Cursor& cursor, int tile, int first, int last, int cut, bool sweeps) {
+  __device__ __forceinline__ void part(const Params& p, Rows& walk, Cursor& cursor, int tile, int first, int last, int cut, bool sweeps) {
     const auto group = walk.at(tile / kTilesN);
     const int place = tile - group.before * kTilesN;
     const int panel_tile = place / group.tiles, row_tile = place - panel_tile * group.tiles;
     // Rows are spread evenly over the expert's tiles, so that all of them take narrow instructions.
     const int height = Widths::of((group.rows + group.tiles - 1) / group.tiles);
     const int row = group.first + row_tile * height;
-    const int count = Rows::Source::owned(p.rows, group.expert, row, min(height, group.rows - row_tile * height), lane);
-    if (count == 0) return;
-    const int width = Widths::of(count);
+    const auto taken = walk.take(group, row, min(height, group.rows - row_tile * height));
+    if (taken.count == 0) return;
+    const int width = Widths::of(taken.count);
     const int panel = (panel_tile * kShare + rank()) * kPanels;
     const uint8_t* weight = p.weight + (int64_t(group.expert) * kRowPanels + panel) * kBlocks * kBlockBytes;
-    const uint64_t hint = group.tiles == 1 && !sweeps ? kEvictFirst : kEvictNormal;
+    const uint64_t hint = group.alone && !sweeps ? kEvictFirst : kEvictNormal;
     wait(empty(cursor.stage), cursor.phase ^ 1);
+    int source = row;
+    if constexpr (kGathers) {
+      source = cursor.record * kBM;
+      taken.leave(ids() + source, sources() + source, factors() + source, p.rows.top_k, p.activations.row_weights,
+                  Config::kSwiglu ? 1.0f : Decode::kSumScale, lane);
+    }
     if (lane == 0) {
       Record& next = record(cursor);
-      next.row = row, next.rows = count, next.width = width;
-      next.panel = panel, next.stages = last - first, next.cut = cut;
+      next.row = source, next.rows = taken.count, next.width = width;
+      next.panel = panel, next.first = first, next.stages = last - first, next.cut = cut;
     }
+    publish();
+    if constexpr (kGathers) {
+      gather(p, cursor, record(cursor), [&](int k) { fill(cursor.stage, k, 0, weight, hint); });
+    } else {
 #pragma unroll 1
-    for (int k = first; k < last; ++k) {
-      wait(empty(cursor.stage), cursor.phase ^ 1);
-      if (cute::elect_one_sync()) fill(p, cursor.stage, k, row, width, weight, hint);
-      cursor.advance();
+      for (int k = first; k < last; ++k) {
+        wait(empty(cursor.stage), cursor.phase ^ 1);
+        if (cute::elect_one_sync()) {
+          fill(cursor.stage, k, (width + kBoxRows - 1) / kBoxRows, weight, hint);
+          fill_rows(p, cursor.stage, k, row, width);
+        }
+        cursor.advance();
+      }
     }
     cursor.next_record();
   }
 
-  __device__ __forceinline__ void fill(const W4A16WgmmaParams& p, int stage, int k, int row, int width, const uint8_t* weight, uint64_t hint) {
-    uint64_t* barrier = full(stage);
-    const int boxes = (width + kBoxRows - 1) / kBoxRows;
-    Barrier::arrive_and_expect_tx(barrier, kWeightBytes + boxes * kBoxRows * 128 * kStageBlocks);
+  // What the first lane wrote for others: the elected lane, which arrives for it, may be another, and so may the gathering warps.
+  __device__ __forceinline__ void publish() const {
+    if constexpr (kGathers)
+      cutlass::arch::NamedBarrier::sync(128, 1 + kGroups);
+    else
+      __syncwarp();
+  }
+
+  // Packed blocks of a stage, which also gets `boxes` boxes of rows.
+  __device__ __forceinline__ void fill(int stage, int k, int boxes, const uint8_t* weight, uint64_t hint) {
+    Barrier::arrive_and_expect_tx(full(stage), kWeightBytes + boxes * kBoxRows * 128 * kStageBlocks);
     uint8_t* blocks = shared + kWeightAt + stage * kWeightBytes;
 #pragma unroll
     for (int i = 0; i < kPanels; ++i)
       bulk_copy(blocks + i * kStageBlocks * kBlockBytes, weight + (int64_t(i) * kBlocks + k * kStageBlocks) * kBlockBytes,
-                kStageBlocks * kBlockBytes, barrier, hint);
+                kStageBlocks * kBlockBytes, full(stage), hint);
+  }
+
+  __device__ __forceinline__ void fill_rows(const Params& p, int stage, int k, int row, int width) {
+    const int boxes = (width + kBoxRows - 1) / kBoxRows;
     uint8_t* tile = shared + stage * kRowsBytes;
 #pragma unroll
     for (int block = 0; block < kStageBlocks; ++block)
@@ -210,22 +260,56 @@ struct W4A16Wgmma {
         uint8_t* lines = tile + block * kBM * 128 + box * kBoxRows * 128;
         const int column = (k * kStageBlocks + block) * 64, first = row + box * kBoxRows;
         if constexpr (kShare > 1)
-          cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p.x, barrier, (1 << kShare) - 1, kEvictLast, lines, column, first);
+          cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p.activations.x, full(stage), (1 << kShare) - 1, kEvictLast, lines, column, first);
         else
-          cute::SM90_TMA_LOAD_2D::copy(&p.x, barrier, kEvictLast, lines, column, first);
+          cute::SM90_TMA_LOAD_2D::copy(&p.activations.x, full(stage), kEvictLast, lines, column, first);
       }
   }
 
-  // ---------------------------------------------------------------- consumers
-  __device__ __forceinline__ void consume(const W4A16WgmmaParams& p) {
+  // A gathering warp's share of a tile; `fill` adds the packed blocks of a stage in the one warp that has them to add.
+  template <class Fill>
+  __device__ __forceinline__ void gather(const Params& p, Cursor& cursor, const Record& tile, Fill&& fill) const {
+    const RowGather<kBM, Config::kK> rows(sources() + tile.row, tile.rows, thread() - kGroups * 128);
+    const int last = tile.first + tile.stages;
+#pragma unroll 1
+    for (int k = tile.first; k < last; ++k) {
+      wait(empty(cursor.stage), cursor.phase ^ 1);
+      if (warp == kGroups * 4 && cute::elect_one_sync()) fill(k);
+      rows.template copy<kStageBlocks>(p.activations.x, k * kStageBlocks, shared_address(shared + cursor.stage * kRowsBytes));
+      arrive_when_copied(full(cursor.stage));
+      cursor.advance();
+    }
+  }
+
+  // The other warps of a gathering producer.
+  __device__ __forceinline__ void assist(const Params& p) {
     Cursor cursor;
     while (true) {
-      wait(full(cursor.stage), cursor.phase);
+      publish();
+      const Record& tile = record(cursor);
+      if (tile.rows == 0) break;
+      gather(p, cursor, tile, [](int) {});
+      cursor.next_record();
+    }
+    Barrier::arrive(full(cursor.stage));
+  }
+
+  // ---------------------------------------------------------------- consumers
+  __device__ __forceinline__ void consume(const Params& p) {
+    Cursor cursor;
+    while (true) {
+      wait_filled(cursor);
       const Record& tile = record(cursor);
       if (tile.rows == 0) break;
       W4A16Wgmma(shared).multiply(p, cursor, tile);
       cursor.next_record();
     }
+  }
+
+  // Gathered rows were written through the generic proxy, WGMMA reads through the asynchronous one.
+  __device__ __forceinline__ void wait_filled(const Cursor& cursor) const {
+    wait(full(cursor.stage), cursor.phase);
+    if constexpr (kGathers) cutlass::arch::fence_view_async_shared();
   }
 
   using Codes = UnitCodes<kUnitBlocks>;
@@ -234,7 +318,7 @@ struct W4A16Wgmma {
   __device__ __forceinline__ int first_unit() const { return kUnitBlocks == 2 ? warp % 4 : warp % 8; }
   __device__ __forceinline__ int panel_of_group() const { return kUnitBlocks == 2 ? warp / 4 : warp / 8; }
 
-  __device__ __forceinline__ void multiply(const W4A16WgmmaParams& p, Cursor& cursor, const Record& tile) {
+  __device__ __forceinline__ void multiply(const Params& p, Cursor& cursor, const Record& tile) {
     Sums sums = {};
     accumulate<0>(sums, cursor, tile);
     if (tile.cut >= 0 && !join(p, sums, tile)) return;
@@ -281,7 +365,7 @@ struct W4A16Wgmma {
             if (block + 1 < kStageBlocks) {
               codes.load(blocks + stage * kWeightBytes + (block + 1) * kBlockBytes, unit, lane);
             } else if (k + 1 < stages) {
-              wait(full(cursor.stage), cursor.phase);
+              wait_filled(cursor);
               codes.load(blocks + cursor.stage * kWeightBytes, unit, lane);
             }
           };
@@ -311,7 +395,7 @@ struct W4A16Wgmma {
 
   // A part of a cut tile: the first of two leaves its sums behind and has no more to do, the second adds them to its own. Each
   // warpgroup does so on its own account.
-  __device__ __forceinline__ bool join(const W4A16WgmmaParams& p, Sums& sums, const Record& tile) const {
+  __device__ __forceinline__ bool join(const Params& p, Sums& sums, const Record& tile) const {
     const int place = (tile.cut - 1) * kShare + rank();
     const Joint joint(p.joints, place * kGroups + group());
     int* role = reinterpret_cast<int*>(shared + kRolesAt) + group();
@@ -345,14 +429,20 @@ struct W4A16Wgmma {
     return true;
   }
 
-  // Two sums as BF16; a power of two scales the rounded pair as well as the sums.
-  __device__ __forceinline__ static uint32_t scaled(float a, float b) {
-    return multiply_bf16x2(pack_bf16(a, b), 0x4f804f80u);
+  // Two sums as BF16, times the factors of their rows. Where all are one power of two, it scales the rounded pair as well.
+  __device__ __forceinline__ static uint32_t scaled(float a, float b, const float2& factors) {
+    return kGathers ? pack_bf16(a * factors.x, b * factors.y) : multiply_bf16x2(pack_bf16(a, b), 0x4f804f80u);
   }
 
-  __device__ __forceinline__ static uint32_t gated(float gate, float next_gate, float up, float next_up) {
+  __device__ __forceinline__ static uint32_t gated(float gate, float next_gate, float up, float next_up, const float2& factors) {
     constexpr float kScale = Decode::kSumScale;
-    return pack_bf16(swiglu(gate * kScale, up * kScale), swiglu(next_gate * kScale, next_up * kScale));
+    const float first = swiglu(gate * kScale, up * kScale), second = swiglu(next_gate * kScale, next_up * kScale);
+    return kGathers ? pack_bf16(first * factors.x, second * factors.y) : pack_bf16(first, second);
+  }
+
+  // Of the two rows that a lane holds in the eight from `row` on.
+  __device__ __forceinline__ float2 factors_of(const Record& tile, int row) const {
+    return kGathers ? *reinterpret_cast<const float2*>(factors() + tile.row + row + lane % 4 * 2) : float2{};
   }
 
   __device__ __forceinline__ uint32_t staging() const { return shared_address(shared + kStagingAt) + group() * kBM * kPitch; }
@@ -371,11 +461,13 @@ struct W4A16Wgmma {
       for (int i = 0; i < kBM / 2; i += 8) {
         if (i >= width / 2) break;
         const float* value = sums[first + m] + i;
+        const float2 own = factors_of(tile, i * 2), next = factors_of(tile, i * 2 + 8);
         if constexpr (Config::kSwiglu)
-          store_matrices(line + i * 2 * kPitch, gated(value[0], value[1], value[2], value[3]), gated(value[4], value[5], value[6], value[7]));
+          store_matrices(line + i * 2 * kPitch, gated(value[0], value[1], value[2], value[3], own),
+                         gated(value[4], value[5], value[6], value[7], next));
         else
-          store_matrices(line + i * 2 * kPitch, scaled(value[0], value[1]), scaled(value[2], value[3]), scaled(value[4], value[5]),
-                         scaled(value[6], value[7]));
+          store_matrices(line + i * 2 * kPitch, scaled(value[0], value[1], own), scaled(value[2], value[3], own),
+                         scaled(value[4], value[5], next), scaled(value[6], value[7], next));
       }
     }
     group_sync();
@@ -383,7 +475,7 @@ struct W4A16Wgmma {
 
   // Only the tile's own rows: what lies behind them belongs to another expert or to nobody. Plain stores: a bulk copy a row
   // would keep the copy engine from the next tile's loads.
-  __device__ __forceinline__ void copy_out(const W4A16WgmmaParams& p, int first, const Record& tile) const {
+  __device__ __forceinline__ void copy_out(const Params& p, int first, const Record& tile) const {
     constexpr int kSides = Config::kInterleaved && !Config::kSwiglu ? 2 : 1, kSideColumns = kColumns / kSides;
     constexpr int kLimit = Config::kInterleaved ? Config::kN / 2 : Config::kN;
     using Chunk = typename ChunkOf<kLimit % 8 == 0>::Type;
@@ -393,18 +485,20 @@ struct W4A16Wgmma {
     const int column = (tile.panel * 128 + (group() * kUnitBlocks + first) * 64) / (Config::kInterleaved ? 2 : 1) + within;
     if (column >= kLimit) return;
     const uint8_t* from = shared + kStagingAt + (group() * kBM + line) * kPitch + chunk * sizeof(Chunk);
-    __nv_bfloat16* to = p.out + int64_t(tile.row + line) * (kLimit * kSides) + side * kLimit + column;
-    const int rows = tile.rows - line;
+    const int first_row = tile.row + line, rows = tile.rows - line;
+    __nv_bfloat16* to = p.out + (kGathers ? 0 : int64_t(first_row) * (kLimit * kSides)) + side * kLimit + column;
 #pragma unroll 8
-    for (int row = 0; row < rows; row += kLines)
-      *reinterpret_cast<Chunk*>(to + int64_t(row) * (kLimit * kSides)) = *reinterpret_cast<const Chunk*>(from + row * kPitch);
+    for (int row = 0; row < rows; row += kLines) {
+      const int64_t target = kGathers ? ids()[first_row + row] : row;
+      *reinterpret_cast<Chunk*>(to + target * (kLimit * kSides)) = *reinterpret_cast<const Chunk*>(from + row * kPitch);
+    }
   }
 
   // ---------------------------------------------------------------- whole kernel
-  __device__ __forceinline__ void run(const W4A16WgmmaParams& p) {
+  __device__ __forceinline__ void run(const Params& p) {
     if (thread() == 0) {
       for (int i = 0; i < kStages; ++i) {
-        Barrier::init(full(i), 1);
+        Barrier::init(full(i), kGathers ? 1 + 128 : 1);
         Barrier::init(empty(i), kGroups * 128 + (kShare > 1 ? kGroups * 4 : 0));
       }
       cutlass::arch::fence_barrier_init();
@@ -415,7 +509,10 @@ struct W4A16Wgmma {
       __syncthreads();
     if (warp >= kGroups * 4) {
       cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
-      if (warp == kGroups * 4) produce(p);
+      if (warp == kGroups * 4)
+        produce(p);
+      else if constexpr (kGathers)
+        assist(p);
     } else {
       cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
       consume(p);

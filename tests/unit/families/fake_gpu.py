@@ -12,21 +12,23 @@ import pytest
 import torch
 
 from chord_jit import device
-from chord_jit.families import indexed
-from chord_jit.families.indexed import PARAMS
+from chord_jit.families import indexed_launch
+from chord_jit.families.indexed_launch import MMA_PARAMS, WGMMA_PARAMS
 from chord_jit.formats.w4a16 import PackedW4A16, allocate
-from chord_jit.jit import engine, launch
+from chord_jit.jit import engine, launch, scratch, slots
 from chord_jit.routing.indexed import IndexedRouting, align_blocks
 from tests.unit.jit.fake_driver import FakeDriver
 
 H200 = device.target("sm_90a")
-#: The parameters by name, in the order of ``PARAMS``.
-NAMES = (
-    "x", "weight", "out", "row_weights", "ticket", "sorted_ids", "expert_ids", "padded", "id_capacity", "block_capacity", "routed_rows",
-    "top_k", "experts", "sub_blocks",
-)  # fmt: skip
+_ROUTING = ("sorted_ids", "expert_ids", "padded", "id_capacity", "block_capacity", "routed_rows", "top_k", "experts", "sub_blocks")
+#: Each kernel's parameters by name, in their order.
+PARAMETERS = {
+    "w4a16_mma": (("x", "weight", "out", "row_weights", "ticket", *_ROUTING), MMA_PARAMS),
+    "w4a16_wgmma": (("x", "row_weights", "weight", "out", "ticket", "joints", "sums", *_ROUTING), WGMMA_PARAMS),
+}
 STREAM = 0x5157
 TICKET = 0x7000
+SUMS = 0x5000_0000
 
 
 class OnGpu(torch.Tensor):
@@ -83,20 +85,32 @@ def routing_of(tokens: int, top_k: int, block_m: int, experts: int, *, ranks: in
 
 
 class Machine:
-    """``loads``: spec, device and shared memory of each kernel loaded. ``guards``: devices made current, in order."""
+    """``loads``: spec, device and shared memory of each kernel loaded. ``guards``: devices made current, in order.
+
+    ``sums``: device, stream and bytes of each scratch buffer asked for.
+    """
 
     def __init__(self):
-        self.driver = FakeDriver(PARAMS.size)
-        self.current, self.loads, self.guards, self.slots = 0, [], [], []
+        self.driver = FakeDriver(0)
+        self.current, self.loads, self.guards, self.slots, self.sums = 0, [], [], [], []
 
     @property
     def calls(self) -> list[dict[str, int]]:
         """The parameters of every launch, by name."""
-        return [dict(zip(NAMES, PARAMS.unpack(seen.arguments), strict=True)) for seen in self.driver.launches]
+        found = []
+        for seen in self.driver.launches:
+            names, params = PARAMETERS[self.loads[seen.function - 0x1001][0].stem]
+            found.append(dict(zip(names, params.unpack(seen.arguments), strict=True)))
+        return found
 
     def load(self, spec, index, shared_bytes):
         self.loads.append((spec, index, shared_bytes))
+        self.driver.sizes[0x1000 + len(self.loads)] = PARAMETERS[spec.stem][1].size
         return SimpleNamespace(handle=0x1000 + len(self.loads))
+
+    def scratch(self, index, stream, size):
+        self.sums.append((index, stream, size))
+        return SUMS
 
     def address(self, index, stream):
         self.slots.append((index, stream, self.current))
@@ -117,8 +131,10 @@ def machine(monkeypatch) -> Machine:
     monkeypatch.setattr(device, "facts", lambda index: H200)
     monkeypatch.setattr(launch, "driver", machine.driver)
     monkeypatch.setattr(engine, "load", machine.load)
-    monkeypatch.setattr(indexed.slots, "prepare", lambda index: machine.slots.append((index, None, machine.current)))
-    monkeypatch.setattr(indexed.slots, "address", machine.address)
+    monkeypatch.setattr(indexed_launch, "_bound", {})
+    monkeypatch.setattr(slots, "prepare", lambda index: machine.slots.append((index, None, machine.current)))
+    monkeypatch.setattr(slots, "address", machine.address)
+    monkeypatch.setattr(scratch, "address", machine.scratch)
     monkeypatch.setattr(torch.cuda, "device", machine.guard)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: machine.current, raising=False)

@@ -9,10 +9,11 @@ from chord_jit import device, knobs
 from chord_jit.errors import CaptureError, InputError, LaunchError, OverrideError
 from chord_jit.families import indexed
 from chord_jit.families.indexed import FAMILY, IndexedFamily
-from chord_jit.jit import engine
+from chord_jit.jit import engine, slots
+from chord_jit.schedules import wgmma
 from chord_jit.schedules.legality import mma_shape
 from chord_jit.schedules.schedule import Schedule
-from tests.unit.families.fake_gpu import H200, STREAM, TICKET, bf16, machine, on_gpu, routing_of, weight_of
+from tests.unit.families.fake_gpu import H200, STREAM, SUMS, TICKET, bf16, machine, on_gpu, routing_of, weight_of
 
 __all__ = ["machine"]
 
@@ -20,6 +21,7 @@ TOKENS, TOP_K, EXPERTS, N, K = 6, 3, 8, 256, 192
 BUFFERS = ("sorted_ids", "expert_ids", "num_tokens_padded")
 WHOLE = Schedule("w4a16_mma", 8, 128, 256, 2)
 SPLIT = Schedule("w4a16_mma", 8, 128, 256, 2, split=3)
+GATHERED, CUT = Schedule("w4a16_wgmma", 16, 256, 64, 3), Schedule("w4a16_wgmma", 16, 256, 64, 3, split=2)
 
 
 @pytest.fixture
@@ -56,6 +58,45 @@ def test_every_parameter_is_the_tensors_own(machine, family, call):
         "sub_blocks": 16 // dict(machine.loads[0][0].config)["kBM"],
     }  # fmt: skip
     assert machine.driver.launches[0].stream == STREAM
+
+
+@pytest.mark.parametrize("schedule, sums", [(GATHERED, 0), (CUT, SUMS)], ids=str)
+def test_every_parameter_of_the_gathering_kernel_is_the_tensors_own(machine, family, call, schedule, sums):
+    weights, routing = on_gpu(torch.rand(TOKENS, TOP_K)), routing_of(TOKENS, TOP_K, 32, EXPERTS)
+    with forced(schedule):
+        family.run(**{**call, "topk_weights": weights, "routing": routing})
+    (told,) = machine.calls
+    assert told == {
+        "x": call["x"].data_ptr(), "row_weights": weights.data_ptr(), "weight": call["weight"].data.data_ptr(),
+        "out": call["out"].data_ptr(), "ticket": TICKET, "joints": TICKET + slots.JOINTS_AT, "sums": sums,
+        "sorted_ids": routing.sorted_ids.data_ptr(), "expert_ids": routing.expert_ids.data_ptr(),
+        "padded": routing.num_tokens_padded.data_ptr(), "id_capacity": routing.sorted_ids.numel(),
+        "block_capacity": -(-routing.sorted_ids.numel() // 32), "routed_rows": 18, "top_k": 3, "experts": 8, "sub_blocks": 2,
+    }  # fmt: skip
+    (seen,) = machine.driver.launches
+    shape = wgmma.shape(FAMILY.problem(H200, EXPERTS, N, K, 1.0), schedule)
+    assert (seen.stream, seen.grid, seen.block, seen.shared) == (STREAM, (132, 1, 1), (shape.threads, 1, 1), shape.shared_bytes)
+    assert machine.sums == ([(0, STREAM, 132 * shape.sums_bytes)] if sums else [])
+
+
+def test_both_kernels_serve_one_packed_weight(machine, family):
+    """Few rows per expert and many, without another packing."""
+    weight, tiles = weight_of(EXPERTS, N, K), []
+    for tokens in (2, 4000):
+        family.run(
+            bf16(tokens, K), weight, routing_of(tokens, TOP_K, 256, EXPERTS), swiglu=False, topk_weights=None, expected_rows=None,
+            checked=False, out=bf16(tokens * TOP_K, N),
+        )  # fmt: skip
+        tiles.append(machine.loads[-1][0].stem)
+    assert tiles == ["w4a16_mma", "w4a16_wgmma"] and {told["weight"] for told in machine.calls} == {weight.data.data_ptr()}
+
+
+def test_routing_weights_make_no_other_gathering_kernel(machine, family, call):
+    call["routing"] = routing_of(TOKENS, TOP_K, 32, EXPERTS)
+    with forced(GATHERED):
+        family.run(**call)
+        family.run(**{**call, "topk_weights": on_gpu(torch.rand(TOKENS, TOP_K))})
+    assert len(machine.loads) == 1 and machine.calls[0]["row_weights"] == 0 != machine.calls[1]["row_weights"]
 
 
 @pytest.mark.parametrize("shape", [(TOKENS, TOP_K), (TOKENS * TOP_K,)], ids=str)
@@ -198,7 +239,7 @@ def test_v39_what_is_remembered_is_bounded(machine, family, call, monkeypatch):
     for step in range(50):
         family.run(**{**call, "expected_rows": step / 10})
         assert len(family._plans) <= 8
-    assert len(machine.driver.launches) == 50 and len(family._launches) <= 4
+    assert len(machine.driver.launches) == 50 and len(machine.loads) <= 4
 
 
 def test_a_changed_knob_is_heard_by_the_next_call(machine, family, call):
@@ -243,7 +284,7 @@ def test_a_used_up_slot_pool_stops_the_launch(machine, family, call, monkeypatch
     def refuse(*_):
         raise CaptureError("take a ticket slot", "every site holds one", {}, "raise CHORD_CAPTURE_SLOTS")
 
-    monkeypatch.setattr(indexed.slots, "address", refuse)
+    monkeypatch.setattr(slots, "address", refuse)
     with pytest.raises(CaptureError):
         family.run(**call)
     assert machine.driver.launches == []

@@ -23,13 +23,15 @@ class Seen:
 
 
 class FakeDriver:
-    """``size``: bytes of the kernel's one parameter. ``inside``: runs within every launch, as other threads could.
+    """``size``: bytes of a kernel's one parameter, unless ``sizes`` names another by function. ``inside``: runs within
+    every launch, as other threads could.
 
     ``status``: what launches and queries answer. ``clusters``: what the occupancy query answers.
     """
 
     def __init__(self, size: int, inside: Callable[[], None] = lambda: None):
         self.size, self.inside = size, inside
+        self.sizes: dict[int, int] = {}
         self.status, self.clusters = driver.CUresult.CUDA_SUCCESS, 16
         self.launches: list[Seen] = []
         self.torn: list[tuple[Seen, Seen]] = []
@@ -52,7 +54,8 @@ class FakeDriver:
         return self.status, self.clusters
 
     def _read(self, config, function, pointers: int) -> Seen:
-        arguments = ctypes.string_at(ctypes.c_void_p.from_address(pointers).value, self.size) if pointers else b""
+        size = self.sizes.get(int(function), self.size)
+        arguments = ctypes.string_at(ctypes.c_void_p.from_address(pointers).value, size) if pointers else b""
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
         block = (config.blockDimX, config.blockDimY, config.blockDimZ)
         return Seen(int(function), int(config.hStream), grid, block, config.sharedMemBytes, _cluster(config), arguments)

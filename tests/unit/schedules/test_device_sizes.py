@@ -7,7 +7,8 @@ from itertools import product
 import pytest
 
 from chord_jit.errors import CompileError
-from chord_jit.families.indexed import FAMILY, PARAMS
+from chord_jit.families.indexed import FAMILY
+from chord_jit.families.indexed_launch import MMA_PARAMS
 from chord_jit.jit import engine
 from chord_jit.jit.render import config_struct
 from chord_jit.jit.spec import KernelSpec
@@ -23,7 +24,7 @@ PROBLEMS = (
     problem(n=8, k=32),
 )
 TILES = ((128, 256), (128, 512), (256, 128), (256, 256), (512, 64), (512, 128), (1024, 64))
-#: The kernel's parameters in the order of ``PARAMS``: C++ type and name on the device.
+#: The kernel's parameters in the order of ``MMA_PARAMS``: C++ type and name on the device.
 POINTERS = {
     "x": "__nv_bfloat16", "weight": "uint8_t", "out": "__nv_bfloat16", "row_weights": "float", "ticket": "unsigned",
     "routing.sorted_ids": "int", "routing.expert_ids": "int", "routing.padded": "int",
@@ -85,6 +86,6 @@ def test_an_odd_schedule_builds_whole(one):
 
 
 def test_the_parameter_struct_is_packed_as_the_kernel_reads_it():
-    assert PARAMS.format == f"<{len(POINTERS)}Q{len(NUMBERS)}i"
+    assert MMA_PARAMS.format == f"<{len(POINTERS)}Q{len(NUMBERS)}i"
     numbers = [f"routing.{name}" for name in NUMBERS]
-    compile_asserts("w4a16_mma", order_asserts("chord::W4A16MmaParams<chord::IndexedParams>", POINTERS, numbers, PARAMS.size))
+    compile_asserts("w4a16_mma", order_asserts("chord::W4A16MmaParams<chord::IndexedParams>", POINTERS, numbers, MMA_PARAMS.size))

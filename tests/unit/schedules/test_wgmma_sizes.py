@@ -11,6 +11,7 @@ from chord_jit.errors import CompileError
 from chord_jit.families import kernels
 from chord_jit.families.grouped import FAMILY
 from chord_jit.families.grouped_launch import MMA_PARAMS, WGMMA_PARAMS
+from chord_jit.families.indexed_launch import WGMMA_PARAMS as GATHERED_PARAMS
 from chord_jit.jit import engine, tensor_map
 from chord_jit.jit.render import config_struct
 from chord_jit.schedules import wgmma
@@ -43,6 +44,11 @@ MMA_POINTERS = {
     "routing.layout": "int",
 }  # fmt: skip
 NUMBERS = ("segments", "rows", "max_m", "experts")
+GATHERED_POINTERS = {
+    "activations.x": "__nv_bfloat16", "activations.row_weights": "float", "weight": "uint8_t", "out": "__nv_bfloat16", "ticket": "unsigned",
+    "joints": "unsigned", "sums": "float4", "rows.sorted_ids": "int", "rows.expert_ids": "int", "rows.padded": "int",
+}  # fmt: skip
+GATHERED_NUMBERS = ("id_capacity", "block_capacity", "routed_rows", "top_k", "experts", "sub_blocks")
 
 
 def legal() -> list[tuple]:
@@ -112,7 +118,11 @@ def test_a_host_that_counts_otherwise_does_not_compile(name, step):
 def test_the_parameter_structs_are_packed_as_the_kernels_read_them():
     assert WGMMA_PARAMS.format == f"<{tensor_map.BYTES}s{len(WGMMA_POINTERS)}Q{len(NUMBERS)}i" and MMA_PARAMS.format == "<6Q4i"
     numbers = [f"rows.{name}" for name in NUMBERS]
-    lines = order_asserts("chord::W4A16WgmmaParams", WGMMA_POINTERS, numbers, WGMMA_PARAMS.size, head="{}, ")
+    struct = "chord::W4A16WgmmaParams<chord::BoxedActivations>"
+    lines = order_asserts(struct, WGMMA_POINTERS, numbers, WGMMA_PARAMS.size, head="{}, ")
+    assert GATHERED_PARAMS.format == f"<{len(GATHERED_POINTERS)}Q{len(GATHERED_NUMBERS)}i"
+    struct_gathered, gathered = "chord::W4A16WgmmaParams<chord::GatheredActivations>", [f"rows.{name}" for name in GATHERED_NUMBERS]
     compile_asserts("w4a16_wgmma", [*lines, f"static_assert(sizeof(cute::TmaDescriptor) == {tensor_map.BYTES});"])
+    compile_asserts("w4a16_wgmma", order_asserts(struct_gathered, GATHERED_POINTERS, gathered, GATHERED_PARAMS.size))
     struct, numbers = "chord::W4A16MmaParams<chord::GroupedParams>", [f"routing.{name}" for name in NUMBERS]
     compile_asserts("w4a16_mma", order_asserts(struct, MMA_POINTERS, numbers, MMA_PARAMS.size))

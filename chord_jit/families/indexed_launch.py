@@ -1,0 +1,77 @@
+"""From a schedule of the indexed family to a launch: loaded kernel, grid, parameters."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import torch
+
+from chord_jit.families import kernels
+from chord_jit.families.indexed_problem import IndexedProblem
+from chord_jit.jit import scratch, slots
+from chord_jit.jit.spec import KernelSpec
+from chord_jit.schedules import legality, wgmma
+from chord_jit.schedules.schedule import Schedule
+
+#: chord::W4A16MmaParams<IndexedParams>: x, weight, out, row_weights, ticket, sorted_ids, expert_ids, padded; id_capacity,
+#: block_capacity, routed_rows, top_k, experts, sub_blocks.
+MMA_PARAMS = struct.Struct("<8Q6i")
+#: chord::W4A16WgmmaParams<GatheredActivations>: x, row_weights, weight, out, ticket, joints, sums, and from sorted_ids on the same.
+WGMMA_PARAMS = struct.Struct("<10Q6i")
+
+#: ``bound(index, x, weight, out, row_weights, place, rows, top_k)``: enqueue on the current stream of device ``index``, the
+#: current one. ``place``: of the routing; ``rows``: routed ones; the rest addresses and counts.
+Bound = Callable[[int, int, int, int, int, tuple, int, int], None]
+
+_bound: dict[tuple[KernelSpec, int, int, int], Bound] = {}
+
+
+def prepare(problem: IndexedProblem, schedule: Schedule, index: int) -> Bound:
+    """The loaded kernel of ``schedule`` on device ``index``, bound to its grid and block size; memoised."""
+    spec = kernels.spec(problem, schedule)
+    sub_blocks = max(problem.block_m // schedule.bm, 1)
+    key = (spec, index, problem.experts, sub_blocks)
+    found = _bound.get(key)
+    if found is None:
+        found = _bound[key] = _BINDERS[schedule.kernel](problem, schedule, spec, index, sub_blocks)
+    return found
+
+
+def _mma(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, index: int, sub_blocks: int) -> Bound:
+    sizes = legality.mma_shape(problem, schedule)
+    ctas = problem.facts.sms * schedule.ctas
+    launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, ctas, schedule.split, MMA_PARAMS)
+    experts = problem.experts
+
+    def enqueue(index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        _, sorted_ids, expert_ids, padded, ids, blocks = place
+        launch(
+            stream, x, weight, out, row_weights, slots.address(index, stream), sorted_ids, expert_ids, padded, ids, blocks, rows, top_k,
+            experts, sub_blocks,
+        )  # fmt: skip
+
+    return enqueue
+
+
+def _wgmma(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, index: int, sub_blocks: int) -> Bound:
+    sizes = wgmma.shape(problem, schedule)
+    launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, problem.facts.sms * schedule.ctas, 1, WGMMA_PARAMS)
+    experts = problem.experts
+    sums_bytes = sizes.sums_bytes * launch.ctas if schedule.split == 2 else 0
+
+    def enqueue(index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        slot = slots.address(index, stream)
+        sums = scratch.address(index, stream, sums_bytes) if sums_bytes else 0
+        _, sorted_ids, expert_ids, padded, ids, blocks = place
+        launch(
+            stream, x, row_weights, weight, out, slot, slot + slots.JOINTS_AT, sums, sorted_ids, expert_ids, padded, ids, blocks, rows,
+            top_k, experts, sub_blocks,
+        )  # fmt: skip
+
+    return enqueue
+
+
+_BINDERS = {"w4a16_mma": _mma, "w4a16_wgmma": _wgmma}

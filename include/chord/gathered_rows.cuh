@@ -1,0 +1,124 @@
+// Row source of the indexed family for the WGMMA kernel: tiles of sorted ids, and their rows gathered into swizzled shared memory.
+//
+// Hopper's copy engine cannot gather, and a linear copy does not make the swizzle that WGMMA reads. So the four warps of the
+// producer warpgroup copy 16 bytes a lane to computed addresses, eight lanes a line of 128 bytes, and report on the stage's
+// barrier when theirs have landed. Those are writes of the generic proxy: readers fence before WGMMA reads them.
+#pragma once
+
+#include "chord/ptx.cuh"
+#include "chord/rows.cuh"
+
+namespace chord {
+
+// The ids of a tile, spread over a warp: lane l holds ids l, l + 32, ...
+template <int kBM>
+struct TileIds {
+  static constexpr int kEach = (kBM + 31) / 32;
+
+  int id[kEach];
+  int count;  // the leading run of valid ids: one behind a sentinel breaks the contract and must not be followed
+
+  __device__ __forceinline__ TileIds(const IndexedParams& p, int first, int lane) : count(0) {
+    bool runs = true;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int place = i * 32 + lane;
+      const int64_t slot = int64_t(first) + place;
+      id[i] = place < kBM && slot < p.id_capacity ? p.sorted_ids[slot] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const unsigned valid = __ballot_sync(0xffffffffu, static_cast<unsigned>(id[i]) < static_cast<unsigned>(p.routed_rows));
+      if (runs) count += valid == 0xffffffffu ? 32 : __ffs(~valid) - 1;
+      runs = runs && valid == 0xffffffffu;
+    }
+  }
+
+  // Ids, the rows of the activations that they read, and what their results are multiplied with: `scale` times their routing
+  // weight, 1 where the caller has none.
+  __device__ __forceinline__ void leave(int* ids, int* sources, float* factors, int top_k, const float* row_weights, float scale,
+                                        int lane) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int place = i * 32 + lane;
+      if (place >= count) continue;
+      ids[place] = id[i];
+      sources[place] = top_k == 1 ? id[i] : id[i] / top_k;
+      factors[place] = row_weights ? row_weights[id[i]] * scale : scale;
+    }
+  }
+};
+
+// Sub-blocks of kBM ids as token tiles. Every lane of a warp calls every function.
+template <int kBM>
+struct BlockWalk {
+  // Fields as in Walk; `first` counts slots.
+  struct Group {
+    int expert;
+    int first;
+    int rows, tiles, before;
+    bool alone;
+  };
+
+  const IndexedParams& p;
+  const int lane;
+  int total;  // token tiles
+
+  __device__ __forceinline__ BlockWalk(const IndexedParams& params, int lane_index)
+      : p(params), lane(lane_index), total(max(min(*params.padded / (kBM * params.sub_blocks), params.block_capacity), 0) * params.sub_blocks) {
+  }
+
+  __device__ __forceinline__ Group at(int index) const {
+    const int block = p.sub_blocks == 1 ? index : index / p.sub_blocks;
+    const int expert = p.expert_ids[block];
+    // The block behind the last one in use may hold anything: it steers a cache hint and nothing else.
+    const bool alone = p.sub_blocks == 1 && (block == 0 || p.expert_ids[block - 1] != expert) &&
+                       (block + 1 == p.block_capacity || p.expert_ids[block + 1] != expert);
+    return {expert, index * kBM, kBM, 1, index, alone};
+  }
+
+  // The ids of a whole tile. A block whose expert is not in [0, experts) belongs to another rank and is left out.
+  __device__ __forceinline__ TileIds<kBM> take(const Group& group, int row, int) const {
+    TileIds<kBM> ids(p, row, lane);
+    if (static_cast<unsigned>(group.expert) >= static_cast<unsigned>(p.experts)) ids.count = 0;
+    return ids;
+  }
+};
+
+// One thread's share of a tile's rows: every 16th of them, 16 bytes of each line of 64 k. `thread`: 0..127.
+template <int kBM, int kK>
+struct RowGather {
+  static constexpr int kThreads = 128, kRowsAtOnce = kThreads / 8;
+
+  const int* sources;  // of the thread's rows, kRowsAtOnce apart
+  int rows;            // past the tile's own, lines keep what they hold: it is never stored
+  uint32_t offset;     // of the thread's first 16 bytes within a tile
+  int column;
+
+  __device__ __forceinline__ RowGather(const int* tile_sources, int count, int thread) {
+    const int first = thread / 8, chunk = thread % 8;
+    sources = tile_sources + first;
+    rows = (count - first + kRowsAtOnce - 1) / kRowsAtOnce;
+    offset = first * 128 + (chunk ^ first % 8) * 16;  // 128-byte swizzle
+    column = chunk * 8;
+  }
+
+  // Columns [first * 64, + kBlocks * 64) to lines at `tile`. Read from shared memory at every stage: rows and addresses of a
+  // whole tile do not fit into the producer's registers.
+  template <int kBlocks>
+  __device__ __forceinline__ void copy(const __nv_bfloat16* x, int first, uint32_t tile) const {
+    const __nv_bfloat16* from = x + first * 64 + column;
+#pragma unroll 4
+    for (int i = 0; i < rows; ++i) {
+      const __nv_bfloat16* row = from + int64_t(sources[i * kRowsAtOnce]) * kK;
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        // Zeros past K: the next row's values may be NaN.
+        const bool inside = kK % 64 == 0 || (first + block) * 64 + column < kK;
+        copy_async_16(tile + offset + (block * kBM + i * kRowsAtOnce) * 128, inside ? row + block * 64 : x, inside ? 16 : 0, kEvictLast);
+      }
+    }
+  }
+};
+
+}  // namespace chord
