@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 
-import pytest
 import torch
 
 import chord_jit
-from chord_jit import PackedW4A16, device, knobs
+from chord_jit import PackedW4A16, device
 from chord_jit.families.grouped import FAMILY
 from chord_jit.reference import grouped as reference
-from chord_jit.schedules.legality import violations
-from chord_jit.schedules.schedule import Schedule
 from tests.gpu.counts import draw, owners_of, rows_for, values_of
+from tests.gpu.forcing import forced_in
 from tests.gpu.grouped_cases import GroupedCase
 from tests.gpu.tensors import fenced, fenced_result, generator_of, weight_of
 
 #: What the public calls name the tensor of each layout.
 NAMES = {"masked": "masked_m", "offsets": "offsets", "blocks": "m_indices"}
 LAYOUTS = tuple(NAMES)
+
+forced = partial(forced_in, FAMILY)
 
 
 @dataclass(frozen=True)
@@ -108,23 +107,3 @@ def problem_of(case: GroupedCase, where: torch.device) -> object:
         device.facts(where.index), case.experts, case.n, case.k, case.expected_rows,
         layout=case.layout, interleaved=case.interleaved, swiglu=case.swiglu,
     )  # fmt: skip
-
-
-@contextmanager
-def forced(schedule: Schedule | None) -> Iterator[None]:
-    """Grouped calls within the block run ``schedule``; None: the resolver's.
-
-    No knob names the kernel, so a schedule that both kernels know in every other field cannot be forced by knobs.
-    """
-    if schedule is None:
-        yield
-        return
-
-    def choose(problem: object) -> Schedule:
-        broken = violations(problem, schedule)
-        assert not broken, f"{schedule} is not legal for {problem}: {'; '.join(broken)}"
-        return schedule
-
-    with knobs.scope(), pytest.MonkeyPatch.context() as patch:  # the scope makes plans of their own
-        patch.setattr(FAMILY, "schedule", choose)
-        yield

@@ -1,4 +1,4 @@
-"""Launches that are captured, that overlap, or that run beside other work."""
+"""Launches that are captured, that are warm, that overlap, or that run beside other work."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from chord_jit import counters
 from tests.gpu.tensors import POISON, bits
 
 #: Calls of each overlapping stream.
 ROUNDS = 30
+#: Calls of a warm loop, and replays of a graph of several sites.
+WARM_CALLS, REPLAYS = 20, 20
 
 
 def capture(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
@@ -20,6 +23,44 @@ def capture(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
     with torch.cuda.graph(graph):
         call()
     return graph
+
+
+def assert_warm_calls_touch_nothing(work, events: Callable[[Callable[[], object]], list[str]]) -> None:
+    """Calls of ``work`` into one ``out``: no device memory, no compile, no load, no file, process or import, no synchronisation."""
+    out, where = work.fenced_call(), work.x.device
+    work.call(out=out)
+    torch.cuda.synchronize()
+    before, memory = counters(), torch.cuda.memory_stats(where)["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        heard = events(lambda: [work.call(out=out) for _ in range(WARM_CALLS)])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert heard == []
+    assert counters() == before
+    assert torch.cuda.memory_stats(where)["allocation.all.allocated"] == memory
+
+
+def assert_same_at_every_site_of_one_graph(works: Sequence) -> None:
+    """Three works in one graph, the first and last in a row and the second on a branch that may overlap both: each replay agrees."""
+    expected = [work.fenced_call() for work in works]
+    outs, side = [torch.empty_like(out) for out in expected], torch.cuda.Stream()
+
+    def step() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        works[0].call(out=outs[0])
+        with torch.cuda.stream(side):
+            works[1].call(out=outs[1])
+        works[2].call(out=outs[2])
+        torch.cuda.current_stream().wait_stream(side)
+
+    graph = capture(step)
+    for turn in range(REPLAYS):
+        for out in outs:
+            bits(out).fill_(POISON)
+        graph.replay()
+        same = [torch.equal(bits(out), bits(right)) for out, right in zip(outs, expected, strict=True)]
+        assert same == [True] * 3, f"replay {turn}: sites that agree: {same}"
 
 
 def released_together(streams: Sequence[torch.cuda.Stream]) -> None:

@@ -1,26 +1,33 @@
-"""A few small calls in a process of their own, for compute-sanitizer: padding, dropped ids, SwiGLU, a ring that wraps."""
+"""A few small calls in a process of their own, for compute-sanitizer: both kernels, padding, dropped ids, SwiGLU, rings that wrap, cuts."""
+
+from __future__ import annotations
 
 from dataclasses import replace
 
 import torch
 
-from chord_jit import knobs
-from tests.gpu.cases import Case
+from chord_jit.schedules.schedule import Schedule
+from tests.gpu.cases import PAIRS, Case
 from tests.gpu.compare import assert_right
-from tests.gpu.workload import build
+from tests.gpu.prefill_cases import wgmma
+from tests.gpu.workload import build, forced
 
-CASES = [
-    (Case(3, 72, 96, 5, 2, 8, "dropped"), {}),
-    (Case(3, 72, 352, 5, 2, 16, "random", interleaved=True, swiglu=True), {}),
-    (Case(3, 128, 1344, 20, 2, 16, "hot", weighted=True), dict(CHORD_W4A16_BM="8", CHORD_W4A16_STAGES="2")),
+CALLS = [
+    (Case(3, 72, 96, 5, 2, 8, "dropped"), None),
+    (Case(3, 72, 352, 5, 2, 16, "random", **PAIRS), None),
+    (Case(3, 128, 1344, 20, 2, 16, "hot", weighted=True), Schedule("w4a16_mma", 8, 128, 256, 2)),
+    # Three panels and some 48 token tiles: more tiles than SMs, so that the last waves are cut.
+    (Case(3, 384, 192, 700, 2, 32), wgmma(32, 128, 64, 2, split=2)),
+    (Case(3, 72, 96, 40, 2, 128, "dropped", **PAIRS), wgmma(64, 128, 64, 4)),
+    (Case(2, 512, 128, 40, 2, 96, "hot", weighted=True), wgmma(48, 512, 128, 2)),
 ]
 
 
 def main(where: torch.device) -> None:
-    for case, overrides in CASES:
+    for case, schedule in CALLS:
         work = build(case, where, 7)
         work = replace(work, x=work.x.clone())  # no fences: the tool shall see each buffer's own end
-        with knobs.scope(**overrides):
+        with forced(schedule):
             assert_right(work.call(), work)
 
 

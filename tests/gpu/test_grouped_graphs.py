@@ -11,7 +11,7 @@ from tests.gpu.compare import assert_right
 from tests.gpu.counts import draw
 from tests.gpu.grouped_cases import CUT, MMA, PAIRS, TALL, GroupedCase, shaped
 from tests.gpu.grouped_workload import LAYOUTS, build, forced
-from tests.gpu.launches import capture
+from tests.gpu.launches import assert_same_at_every_site_of_one_graph, capture
 from tests.gpu.tensors import POISON, bits, generator_of
 
 #: Room for all rows on one expert.
@@ -83,24 +83,7 @@ def test_v45_branches_and_repeated_sites_of_one_graph(gpu, seed):
     """Two branches that may overlap and two launches in a row: each site counts its own tiles and joins its own cuts."""
     works = [build(CASES[layout], gpu, seed + turn) for turn, layout in enumerate(("offsets", "masked", "offsets"))]
     with forced(CUT):
-        expected = [work.fenced_call() for work in works]
-        outs, side = [torch.empty_like(out) for out in expected], torch.cuda.Stream()
-
-        def step():
-            side.wait_stream(torch.cuda.current_stream())
-            works[0].call(out=outs[0])
-            with torch.cuda.stream(side):
-                works[1].call(out=outs[1])
-            works[2].call(out=outs[2])
-            torch.cuda.current_stream().wait_stream(side)
-
-        graph = capture(step)
-    for turn in range(20):
-        for out in outs:
-            bits(out).fill_(POISON)
-        graph.replay()
-        same = [torch.equal(bits(out), bits(right)) for out, right in zip(outs, expected, strict=True)]
-        assert same == [True] * 3, f"replay {turn}: sites that agree: {same}"
+        assert_same_at_every_site_of_one_graph(works)
 
 
 @pytest.mark.quick

@@ -12,6 +12,7 @@ from tests.gpu.compare import assert_right
 from tests.gpu.counts import draw
 from tests.gpu.grouped_cases import CUT, MMA, PAIRS, GroupedCase, shaped
 from tests.gpu.grouped_workload import LAYOUTS, build, forced, problem_of
+from tests.gpu.launches import assert_warm_calls_touch_nothing
 from tests.gpu.tensors import bits, generator_of
 
 SMALL = {layout: shaped(layout, 8, 40) for layout in LAYOUTS}
@@ -32,18 +33,7 @@ def test_v20_a_warm_call_touches_nothing_but_its_tensors(call, gpu, seed, events
     case, schedule = call
     work = build(case, gpu, seed)
     with forced(schedule):
-        out = work.fenced_call()
-        work.call(out=out)
-        torch.cuda.synchronize()
-        before, memory = counters(), torch.cuda.memory_stats(gpu)["allocation.all.allocated"]
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            heard = events(lambda: [work.call(out=out) for _ in range(20)])
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    assert heard == []
-    assert counters() == before
-    assert torch.cuda.memory_stats(gpu)["allocation.all.allocated"] == memory
+        assert_warm_calls_touch_nothing(work, events)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

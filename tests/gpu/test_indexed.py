@@ -44,14 +44,15 @@ def test_v47_every_length_of_the_last_wave(k, gpu):
         assert_close(out[:tiles], exact[:tiles])
 
 
-@pytest.mark.parametrize("expected_rows", [0.02, 1, 7, 9, 40])
+@pytest.mark.parametrize("expected_rows", [0.02, 1, 7, 9, 40, 200])
 @pytest.mark.parametrize("swiglu", [False, True])
 def test_block_m_for_and_its_hint_suit_any_routing(expected_rows, swiglu, gpu):
     weight = weight_of(8, 384, 256, swiglu, gpu)
     block_m = block_m_for(weight, expected_rows, swiglu=swiglu)
     topk_ids = torch.rand(12, 8, device=gpu).topk(2).indices
-    work = Work(fenced(torch.randn(12, 256, device=gpu).bfloat16()), weight, align_blocks(topk_ids, block_m, 8), swiglu)
-    assert_right(work.fenced_call(expected_rows=expected_rows), work)
+    x = fenced(torch.randn(12, 256, device=gpu).bfloat16())
+    work = Work(x, weight, align_blocks(topk_ids, block_m, 8), swiglu, hint=expected_rows)
+    assert_right(work.fenced_call(), work)
 
 
 @pytest.mark.parametrize("code", [0, 8, 15])

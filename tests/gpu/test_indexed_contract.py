@@ -10,26 +10,31 @@ from chord_jit import IndexedRouting, PackedW4A16, align_blocks, counters
 from chord_jit.errors import InputError
 from tests.gpu.cases import Case
 from tests.gpu.compare import assert_right
+from tests.gpu.prefill_cases import CUT, SHORT, named
 from tests.gpu.routers import valid_ids
 from tests.gpu.tensors import POISON, bits, fenced, fenced_out, generator_of, weight_of
-from tests.gpu.workload import Work, build
+from tests.gpu.workload import Work, build, forced
 
 CASE = Case(8, 384, 192, 12, 2, 16, "dropped")
-BESIDE_NAN = [Case(8, 72, 96, 9, 2, 8), Case(8, 384, 192, 9, 2, 8), Case(8, 768, 1344, 9, 2, 8)]
+#: By both kernels, the second in blocks of two tiles.
+WAYS = [(CASE, None), (replace(CASE, block_m=64), SHORT)]
+BESIDE_NAN = [(Case(8, n, k, 9, 2, 8), None) for n, k in ((72, 96), (384, 192), (768, 1344))]
+BESIDE_NAN += [(Case(8, n, k, 200, 2, 64), CUT) for n, k in ((72, 96), (384, 192))]
 GATE_UP = Case(8, 768, 256, 20, 2, 16, "ep", interleaved=True, swiglu=True)
 DOWN = Case(8, 256, 384, 40, 1, 16, "ep", weighted=True)
-KERNELS = [(case, None) for case in (CASE, *BESIDE_NAN, GATE_UP, DOWN)]
+KERNELS = [(GATE_UP, None), (DOWN, None), *WAYS]
 
 
-@pytest.fixture
-def work(gpu, seed):
-    return build(CASE, gpu, seed)
+@pytest.fixture(params=[pytest.param(how, id=f"{how or 'chosen'}") for how in WAYS])
+def work(request, gpu, seed):
+    """A call of each kernel; within the test its calls take that one."""
+    case, schedule = request.param
+    with forced(schedule):
+        yield build(case, gpu, seed)
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("case", [CASE], ids=str)
-def test_result_is_allocated_where_none_is_given(case, gpu, seed):
-    work = build(case, gpu, seed)
+def test_result_is_allocated_where_none_is_given(work, gpu):
     out, given = work.call(), work.fenced_call()
     assert (out.dtype, out.shape, out.device) == (torch.bfloat16, (24, 384), gpu)
     named = valid_ids(work.routing)
@@ -51,7 +56,7 @@ def test_v48_zero_tokens_give_an_empty_result_and_launch_nothing(gpu, no_launch)
 
 @pytest.mark.quick
 def test_v48_zero_valid_blocks_write_nothing(work, gpu):
-    routing = align_blocks(torch.full((12, 2), -1, device=gpu), 16, 8)
+    routing = align_blocks(torch.full((12, 2), -1, device=gpu), work.routing.block_m, 8)
     routing.sorted_ids.copy_(torch.arange(len(routing.sorted_ids), device=gpu) % 24)
     routing.expert_ids.zero_()
     out = replace(work, routing=routing).fenced_call(checked=True)
@@ -77,24 +82,25 @@ def test_a_host_made_routing_with_a_0d_count_and_shuffled_ids(work):
 
 def test_the_last_block_may_reach_past_the_capacity(work, gpu):
     """A capacity that cuts the last block short, in memory whose next words look like valid ids."""
-    owned = torch.arange(24, dtype=torch.int32, device=gpu)
-    slots = torch.cat((owned[:16], owned[16:20], owned[20:]))
-    routing = IndexedRouting(
-        slots[:20], torch.tensor([3, 5], dtype=torch.int32, device=gpu), torch.tensor([32], dtype=torch.int32, device=gpu), 2, 16, 24, 8
-    )
+    block_m, owned = work.routing.block_m, torch.arange(24, dtype=torch.int32, device=gpu)
+    slots = torch.cat((owned[:16], torch.full((block_m - 16,), 24, dtype=torch.int32, device=gpu), owned[16:]))
+    experts, padded = (torch.tensor(values, dtype=torch.int32, device=gpu) for values in ([3, 5], [2 * block_m]))
+    routing = IndexedRouting(slots[: block_m + 4], experts, padded, 2, block_m, 24, 8)
     cut = replace(work, routing=routing, x=fenced(torch.randn(12, 192, device=gpu).bfloat16()))
     assert_right(cut.fenced_call(checked=True), cut)
 
 
-@pytest.mark.parametrize("case", BESIDE_NAN, ids=str)
-def test_v50_neighbour_experts_are_never_touched(case, gpu, seed):
+@pytest.mark.parametrize("call", named(BESIDE_NAN))
+def test_v50_neighbour_experts_are_never_touched(call, gpu, seed):
     """The weight lies between two experts whose scales are NaN."""
+    case, schedule = call
     work = build(case, gpu, seed)
     data = work.weight.data
     wide = torch.full((case.experts + 2, *data.shape[1:]), 255, dtype=torch.uint8, device=gpu)
     wide[1:-1] = data
     inside = PackedW4A16(wide[1:-1], case.n, case.k, case.experts, False)
-    assert torch.equal(bits(replace(work, weight=inside).fenced_call()), bits(work.fenced_call()))
+    with forced(schedule):
+        assert torch.equal(bits(replace(work, weight=inside).fenced_call()), bits(work.fenced_call()))
 
 
 def test_down_takes_the_blocks_of_gate_up(gpu, seed):
@@ -109,7 +115,8 @@ def test_down_takes_the_blocks_of_gate_up(gpu, seed):
 
 
 BROKEN = {
-    "must appear once": lambda routing: routing.sorted_ids[:1].fill_(routing.sorted_ids[16]),
+    "must appear once": lambda routing: routing.sorted_ids[:1].fill_(routing.sorted_ids[routing.block_m]),
+    "valid ids first, then sentinels": lambda routing: routing.sorted_ids[routing.block_m - 1 : routing.block_m].zero_(),
     "expert_ids must lie": lambda routing: routing.expert_ids[:1].fill_(8),
     "multiple of block_m": lambda routing: routing.num_tokens_padded.add_(1),
 }

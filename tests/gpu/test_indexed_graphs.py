@@ -8,35 +8,40 @@ import torch
 import chord_jit
 from chord_jit import align_blocks, counters
 from chord_jit.errors import CaptureError
-from tests.gpu.cases import Case
+from tests.gpu.cases import PAIRS, Case
 from tests.gpu.compare import assert_right
-from tests.gpu.launches import capture
+from tests.gpu.launches import assert_same_at_every_site_of_one_graph, capture
+from tests.gpu.prefill_cases import CUT, WIDE, named, shaped
 from tests.gpu.routers import routing_of
 from tests.gpu.tensors import POISON, bits, generator_of
-from tests.gpu.workload import build
+from tests.gpu.workload import build, forced
 
 CASE = Case(8, 768, 1344, 16, 3, 16)
-EP8 = Case(48, 4096, 7168, 20, 8, 8, interleaved=True, swiglu=True)
-KERNELS = [(CASE, None), (EP8, None)]
+EP8, PREFILL = Case(48, 4096, 7168, 20, 8, 8, **PAIRS), Case(48, 4096, 7168, 512, 8, 64, **PAIRS)
+TALL = shaped(64)
+REPLAYED = [(CASE, None), (EP8, None), (TALL, CUT), (shaped(48), WIDE), (PREFILL, None)]
+KERNELS = [(CASE, None), (EP8, None), (TALL, CUT)]
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("case", [CASE, EP8], ids=str)
-def test_v40_replay_follows_routing_written_into_the_same_buffers(case, gpu, seed):
+@pytest.mark.parametrize("call", named(REPLAYED))
+def test_v40_replay_follows_routing_written_into_the_same_buffers(call, gpu, seed):
+    case, schedule = call
     work = build(case, gpu, seed)
     work.x.copy_(torch.randn(work.x.shape, device=gpu))
-    out = work.fenced_call()
-    graph = capture(lambda: work.call(out=out))
-    for turn, router in enumerate(("random", "hot", "sparse", "dropped", "none", "random")):
-        fresh = routing_of(replace(case, draw=router), generator_of(gpu, seed + turn))
-        if router == "none":
-            fresh.num_tokens_padded.zero_()
-        eager = replace(work, routing=fresh).fenced_call()
-        for name in ("sorted_ids", "expert_ids", "num_tokens_padded"):
-            getattr(work.routing, name).copy_(getattr(fresh, name))
-        bits(out).fill_(POISON)
-        graph.replay()
-        assert torch.equal(bits(out), bits(eager)), f"replay {turn} with {router} routing differs from an eager call"
+    with forced(schedule):
+        out = work.fenced_call()
+        graph = capture(lambda: work.call(out=out))
+        for turn, router in enumerate(("random", "hot", "sparse", "dropped", "none", "random")):
+            fresh = routing_of(replace(case, draw=router), generator_of(gpu, seed + turn))
+            if router == "none":
+                fresh.num_tokens_padded.zero_()
+            eager = replace(work, routing=fresh).fenced_call()
+            for name in ("sorted_ids", "expert_ids", "num_tokens_padded"):
+                getattr(work.routing, name).copy_(getattr(fresh, name))
+            bits(out).fill_(POISON)
+            graph.replay()
+            assert torch.equal(bits(out), bits(eager)), f"replay {turn} with {router} routing differs from an eager call"
 
 
 def test_the_builder_is_captured_with_its_call(gpu, seed):
@@ -59,28 +64,12 @@ def test_the_builder_is_captured_with_its_call(gpu, seed):
         assert torch.equal(bits(out), bits(eager))
 
 
-def test_v45_branches_and_repeated_sites_of_one_graph(gpu, seed):
-    """Two branches that may overlap and two launches in a row: each site counts its own tiles."""
-    works = [build(case, gpu, seed + turn) for turn, case in enumerate((CASE, EP8, CASE))]
-    expected = [work.fenced_call() for work in works]
-    outs = [torch.empty_like(out) for out in expected]
-    side = torch.cuda.Stream()
-
-    def step():
-        side.wait_stream(torch.cuda.current_stream())
-        works[0].call(out=outs[0])
-        with torch.cuda.stream(side):
-            works[1].call(out=outs[1])
-        works[2].call(out=outs[2])
-        torch.cuda.current_stream().wait_stream(side)
-
-    graph = capture(step)
-    for _ in range(20):
-        for out in outs:
-            bits(out).fill_(POISON)
-        graph.replay()
-        for out, right in zip(outs, expected, strict=True):
-            assert torch.equal(bits(out), bits(right))
+@pytest.mark.parametrize("cases, schedule", [((CASE, EP8, CASE), None), ((TALL, TALL, shaped(128)), CUT)], ids=["few rows", "cut tiles"])
+def test_v45_branches_and_repeated_sites_of_one_graph(cases, schedule, gpu, seed):
+    """Two branches that may overlap and two launches in a row: each site counts its own tiles and joins its own cuts."""
+    works = [build(case, gpu, seed + turn) for turn, case in enumerate(cases)]
+    with forced(schedule):
+        assert_same_at_every_site_of_one_graph(works)
 
 
 @pytest.mark.quick
@@ -116,12 +105,17 @@ def test_checked_calls_under_capture_are_refused(gpu, seed):
     assert torch.equal(bits(out), bits(right))
 
 
-def test_result_allocated_under_capture(gpu, seed):
-    work = build(CASE, gpu, seed)
-    right, graph = work.fenced_call(), torch.cuda.CUDAGraph()
-    work.call()
-    with torch.cuda.graph(graph):
-        out = work.call()
+@pytest.mark.parametrize("call", named([(CASE, None), (TALL, CUT)]))
+def test_result_and_sums_allocated_under_capture(call, gpu, seed):
+    """Neither result nor the memory of cut tiles is shared with what is allocated later in the same capture."""
+    case, schedule = call
+    work = build(case, gpu, seed)
+    with forced(schedule):
+        right, graph = work.fenced_call(), torch.cuda.CUDAGraph()
+        work.call()
+        with torch.cuda.graph(graph):
+            outs = [work.call() for _ in range(2)]
+            later = torch.zeros(1 << 20, device=gpu)
     for _ in range(3):
         graph.replay()
-        assert torch.equal(bits(out), bits(right))
+        assert all(torch.equal(bits(out), bits(right)) for out in outs) and not later.any()

@@ -1,15 +1,18 @@
 """Offsets beyond 2^31, in the weight, in the activations and in the output."""
 
+import pytest
 import torch
 
 import chord_jit
 from chord_jit import align_blocks
 from tests.gpu.cases import Case
 from tests.gpu.compare import assert_right
+from tests.gpu.prefill_cases import CUT, named
 from tests.gpu.tensors import POISON, fenced, generator_of, random_bytes, weight_of
-from tests.gpu.workload import Work
+from tests.gpu.workload import Work, forced
 
-KERNELS = [(Case(384, 4096, 7168, 3, 4, 8), None), (Case(3, 7168, 7168, 120, 1, 16), None)]
+FAR = [(Case(3, 7168, 7168, 120, 1, 16), None), (Case(3, 7168, 7168, 120, 1, 64), CUT)]
+KERNELS = [(Case(384, 4096, 7168, 3, 4, 8), None)]
 
 
 def test_v46_weight_of_more_than_2_31_bytes(gpu, seed):
@@ -22,19 +25,21 @@ def test_v46_weight_of_more_than_2_31_bytes(gpu, seed):
     assert_right(work.fenced_call(), work)
 
 
-def test_v46_v54_activations_and_output_of_more_than_2_31_elements(gpu, seed):
+@pytest.mark.parametrize("call", named(FAR))
+def test_v46_v54_activations_and_output_of_more_than_2_31_elements(call, gpu, seed):
     """300,032 rows x 7168 on both sides; 64 rows at each end are routed, and no other row is read or written."""
+    case, schedule = call
     rows, size, ends = 300_032, 7168, 64
     assert rows * size > 2**31
     generator = generator_of(gpu, seed)
     x = torch.full((rows, size), float("nan"), dtype=torch.bfloat16, device=gpu)
-    named = torch.cat((torch.arange(ends, device=gpu), torch.arange(rows - ends, rows, device=gpu)))
-    x[named] = torch.randn(2 * ends, size, generator=generator, device=gpu).bfloat16()
+    ids = torch.cat((torch.arange(ends, device=gpu), torch.arange(rows - ends, rows, device=gpu)))
+    x[ids] = torch.randn(2 * ends, size, generator=generator, device=gpu).bfloat16()
     topk_ids = torch.full((rows, 1), -1, dtype=torch.int32, device=gpu)
-    topk_ids[named] = torch.randint(0, 3, (2 * ends, 1), dtype=torch.int32, generator=generator, device=gpu)
+    topk_ids[ids] = torch.randint(0, 3, (2 * ends, 1), dtype=torch.int32, generator=generator, device=gpu)
     out = torch.full((rows, size), POISON, dtype=torch.int16, device=gpu).view(torch.bfloat16)
     weight = weight_of(3, size, size, False, gpu)
-    chord_jit.indexed(x, weight, align_blocks(topk_ids, 16, 3), expected_rows=40.0, out=out)
-    few = Work(x[named], weight, align_blocks(topk_ids[named], 16, 3))
-    assert_right(out[named], few)
+    with forced(schedule):
+        chord_jit.indexed(x, weight, align_blocks(topk_ids, case.block_m, 3), expected_rows=40.0, out=out)
+        assert_right(out[ids], Work(x[ids], weight, align_blocks(topk_ids[ids], case.block_m, 3), hint=40.0))
     assert bool((out.view(torch.int16)[ends:-ends] == POISON).all())

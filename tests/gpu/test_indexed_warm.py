@@ -5,10 +5,16 @@ import torch
 
 import chord_jit
 from chord_jit import align_blocks, counters
-from tests.gpu.cases import Case
-from tests.gpu.workload import build, problem_of
+from tests.gpu.cases import PAIRS, Case
+from tests.gpu.launches import assert_warm_calls_touch_nothing
+from tests.gpu.prefill_cases import CUT, WHOLE, named, shaped
+from tests.gpu.workload import build, forced, problem_of
 
-CASES = [Case(48, 4096, 7168, 20, 8, 8, interleaved=True, swiglu=True), Case(8, 384, 192, 12, 2, 16, weighted=True)]
+EP8 = Case(48, 4096, 7168, 20, 8, 8, **PAIRS)
+CALLS = [
+    (EP8, None), (Case(8, 384, 192, 12, 2, 16, weighted=True), None), (Case(48, 4096, 7168, 512, 8, 64, **PAIRS), None),
+    (shaped(64), CUT), (shaped(64, weighted=True), WHOLE),
+]  # fmt: skip
 
 
 def test_the_listener_hears_a_file(events):
@@ -16,30 +22,24 @@ def test_the_listener_hears_a_file(events):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_v20_a_warm_call_touches_nothing_but_its_tensors(case, gpu, seed, events):
+@pytest.mark.parametrize("call", named(CALLS))
+def test_v20_a_warm_call_touches_nothing_but_its_tensors(call, gpu, seed, events):
+    case, schedule = call
     work = build(case, gpu, seed)
-    out = work.fenced_call()
-    work.call(out=out)
-    torch.cuda.synchronize()
-    before, memory = counters(), torch.cuda.memory_stats(gpu)["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        heard = events(lambda: [work.call(out=out) for _ in range(20)])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert heard == []
-    assert counters() == before
-    assert torch.cuda.memory_stats(gpu)["allocation.all.allocated"] == memory
+    with forced(schedule):
+        assert_warm_calls_touch_nothing(work, events)
 
 
-def test_a_call_without_out_allocates_the_result_and_nothing_else(gpu, seed):
-    work = build(CASES[0], gpu, seed)
-    work.call()
-    before = torch.cuda.memory_stats(gpu)["allocation.all.allocated"]
-    out = work.call()
+@pytest.mark.parametrize("call", named([(EP8, None), (shaped(64), WHOLE)]))
+def test_a_call_without_out_allocates_the_result_and_nothing_else(call, gpu, seed):
+    case, schedule = call
+    work = build(case, gpu, seed)
+    with forced(schedule):
+        work.call()
+        before = torch.cuda.memory_stats(gpu)["allocation.all.allocated"]
+        out = work.call()
     assert torch.cuda.memory_stats(gpu)["allocation.all.allocated"] == before + 1
-    assert out.shape == (160, 2048)
+    assert out.shape == (case.tokens * case.top_k, work.columns)
 
 
 @pytest.mark.parametrize("tokens, dtype", [(20, torch.int32), (4096, torch.int64)], ids=str)
@@ -59,22 +59,23 @@ def test_the_builder_does_not_wait_for_the_device(tokens, dtype, gpu):
     assert torch.equal(routing.expert_ids[: padded // 16].cpu(), expected.expert_ids[: padded // 16])
 
 
-def test_v38_other_token_counts_need_no_new_kernel(gpu, seed):
+@pytest.mark.parametrize("block_m, rows", [(16, 3.0), (64, 100.0)])
+def test_v38_other_token_counts_need_no_new_kernel(block_m, rows, gpu, seed):
     """A token count is no compile-time value: what one count built serves the next of the same class."""
-    build(Case(8, 384, 192, 12, 2, 16), gpu, seed).call(expected_rows=3.0)
+    build(Case(8, 384, 192, 12, 2, block_m), gpu, seed).call(expected_rows=rows)
     before = counters()
-    for tokens in (1, 5, 13, 40, 300):
-        build(Case(8, 384, 192, tokens, 2, 16), gpu, seed).call(expected_rows=3.0)
+    for tokens in (1, 5, 13, 40, 300, 900):
+        build(Case(8, 384, 192, tokens, 2, block_m), gpu, seed).call(expected_rows=rows)
     assert (counters().compiles, counters().loads) == (before.compiles, before.loads)
 
 
-def test_v38_warm_up_leaves_nothing_to_build_or_load(gpu, seed):
+@pytest.mark.parametrize("case", [Case(3, 392, 544, 5, 2, 8, weighted=True), Case(3, 392, 544, 300, 2, 64)], ids=str)
+def test_v38_warm_up_leaves_nothing_to_build_or_load(case, gpu, seed):
     """No other test uses this shape."""
-    case = Case(3, 392, 544, 5, 2, 8, weighted=True)
     report = chord_jit.warm_up([problem_of(case, gpu)])
     assert (report.compiled, report.failed) == (1, 0)
     before, work = counters(), build(case, gpu, seed)
-    graph, out = torch.cuda.CUDAGraph(), torch.empty(10, 392, dtype=torch.bfloat16, device=gpu)
+    graph, out = torch.cuda.CUDAGraph(), torch.empty(2 * case.tokens, 392, dtype=torch.bfloat16, device=gpu)
     with torch.cuda.graph(graph):
         work.call(out=out)
     graph.replay()

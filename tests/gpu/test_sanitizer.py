@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chord_jit import knobs, warm_up
 from tests.gpu import broken_case, small_case, small_grouped_case
-from tests.gpu.workload import problem_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SANITIZER = shutil.which("compute-sanitizer")
@@ -22,7 +20,7 @@ RUNS = [
     ("small_case", "memcheck"), ("small_case", "racecheck"), ("small_grouped_case", "memcheck"), ("small_grouped_case", "racecheck"),
     ("broken_case", "memcheck"),
 ]  # fmt: skip
-KERNELS = [*small_grouped_case.CALLS, *broken_case.CALLS]
+KERNELS = [*small_case.CALLS, *small_grouped_case.CALLS, *broken_case.CALLS]
 #: Seconds for a program: starting Python, torch and the tool takes most of it.
 MOST = 300
 
@@ -30,9 +28,6 @@ MOST = 300
 @pytest.fixture(scope="module")
 def runs(gpu):
     """All of them at once, by program and tool; broken layouts also without a tool."""
-    for case, overrides in small_case.CASES:
-        with knobs.scope(**overrides):
-            warm_up([problem_of(case, gpu)])
     started = {}
     for program, tool in [("broken_case", None), *(RUNS if SANITIZER else ())]:
         environment, command = dict(os.environ), [sys.executable, "-m", f"tests.gpu.{program}"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
 
 import torch
 
@@ -12,27 +12,45 @@ from chord_jit import IndexedRouting, PackedW4A16, device
 from chord_jit.families.indexed import FAMILY
 from chord_jit.reference.indexed import indexed as reference
 from tests.gpu.cases import Case
+from tests.gpu.forcing import forced_in
 from tests.gpu.routers import EP, routing_of, valid_ids
 from tests.gpu.tensors import fenced, fenced_result, generator_of, weight_of
+
+forced = partial(forced_in, FAMILY)
 
 
 @dataclass(frozen=True)
 class Work:
-    """The tensors of one call."""
+    """The tensors of one call. ``hint``: expected rows that it is told, none where they follow from the routing."""
 
     x: torch.Tensor
     weight: PackedW4A16
     routing: IndexedRouting
     swiglu: bool = False
     topk_weights: torch.Tensor | None = None
-
-    numerics: ClassVar[str] = "subnormal"
+    hint: float | None = None
 
     @property
     def columns(self) -> int:
         return self.weight.n // 2 if self.swiglu else self.weight.n
 
+    @property
+    def problem(self) -> object:
+        weight, routing = self.weight, self.routing
+        return FAMILY.problem(
+            device.facts(self.x.get_device()), weight.experts, weight.n, weight.k,
+            routing.routed_rows / routing.global_experts if self.hint is None else self.hint, block_m=routing.block_m,
+            interleaved=weight.interleaved, swiglu=self.swiglu, weighted=self.topk_weights is not None,
+        )  # fmt: skip
+
+    @property
+    def numerics(self) -> str:
+        """Whose error bounds hold for the kernel that the call takes."""
+        problem = self.problem
+        return "wgmma" if FAMILY.schedule(problem).kernel == "w4a16_wgmma" else problem.dequant
+
     def call(self, **options) -> torch.Tensor:
+        options = {"expected_rows": self.hint, **options}
         return chord_jit.indexed(self.x, self.weight, self.routing, swiglu=self.swiglu, topk_weights=self.topk_weights, **options)
 
     def fenced_call(self, **options) -> torch.Tensor:
