@@ -28,12 +28,13 @@ def cases_of(model: Deployment, layouts: Sequence[str], sizes: Sequence[int] = (
         for layout in layouts:
             for size in sizes or SIZES[layout]:
                 if layout == "indexed":
-                    yield Case(layer, _draw(size, layer.experts, min(model.top_k, layer.experts)))
+                    yield Case(layer, draw_of(size, layer.experts, min(model.top_k, layer.experts)))
                 else:
                     yield GroupedCase(layer, "masked" if layout == "masked" else "offsets", size)
 
 
-def _draw(tokens: int, experts: int, picks: int) -> Draw:
+def draw_of(tokens: int, experts: int, picks: int) -> Draw:
+    """The first draw of that many tokens, with the counts that follow from it."""
     draw = Draw(tokens, experts, seed=0, active=0, busiest=0, picks=picks)
     counts = draw.rows_per_expert()
     return replace(draw, active=int((counts > 0).sum()), busiest=int(counts.max()))
