@@ -23,6 +23,7 @@ _IN_FLIGHT_BYTES = 105e3  # of one SM, to cover the memory's latency
 _CYCLES_PER_US = 1400  # an SM at the power limit
 _LEAST_CYCLES, _PRODUCT_CYCLES, _ROW_CYCLES = 30, 14, 0.46  # of one WGMMA with A in registers, by its rows
 _WGMMA_END_US = 1.5
+_MANY_ROWS = 4096  # from here on an expert's last tile counts for nothing
 _SHORT_COPY_BYTES = 16384  # below this, bulk copies lose bandwidth
 
 
@@ -64,20 +65,52 @@ def mma_cost(problem: W4A16Problem, schedule: Schedule) -> float:
     return max(math.ceil(waves) * part, stream + part / 4) + end * (1 + waves / 4)
 
 
+@lru_cache(maxsize=4096)
+def expected_widths(mean: float, bm: int, widths: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
+    """Instruction width and expected number of the tiles of one expert with ``mean`` rows that fall on it at random.
+
+    Tiles are filled one after the other, so all but an expert's last hold ``bm`` rows.
+    """
+    if mean > _MANY_ROWS:
+        return ((bm, mean / bm),)
+    reach = 4 * math.sqrt(mean) + 4
+    counts = range(max(1, int(mean - reach)), int(mean + reach) + 1)
+    chances = [math.exp(rows * math.log(mean) - mean - math.lgamma(rows + 1)) for rows in counts]
+    found = dict.fromkeys(widths, 0.0)
+    for rows, chance in zip(counts, chances, strict=True):
+        found[bm] += rows // bm * chance
+        if rows % bm:
+            found[next(width for width in widths if width >= rows % bm)] += chance
+    return tuple(found.items())
+
+
+def _widths(problem: W4A16Problem, schedule: Schedule, widths: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
+    """Instruction width and number of the tiles of one expert. Grouped rows are spread evenly over their tiles."""
+    if problem.layout == "indexed":
+        return expected_widths(max(problem.expected_rows, 1e-6), schedule.bm, widths)
+    blocks = max(expected_blocks(problem.expected_rows, schedule.bm), 1e-6)
+    height = min(schedule.bm, math.ceil(problem.expected_rows / blocks))
+    return ((next(width for width in widths if width >= height), blocks),)
+
+
 def wgmma_cost(problem: W4A16Problem, schedule: Schedule) -> float:
     """Estimated microseconds of ``schedule`` on ``problem``: tensor cores or the memory, whichever is slower."""
     sizes = wgmma.shape(problem, schedule)
-    blocks = max(expected_blocks(problem.expected_rows, schedule.bm), 1e-6)
-    height = min(schedule.bm, math.ceil(problem.expected_rows / blocks))
-    width = next(width for width in sizes.widths if width >= height)
     products = 8 * sizes.panels * sizes.k_blocks  # m64 x width x k16, of one tile
-    tile = schedule.ctas * products * max(_LEAST_CYCLES, _PRODUCT_CYCLES + _ROW_CYCLES * width) / _CYCLES_PER_US + _WGMMA_END_US
-    tiles = problem.experts * blocks * sizes.row_panels / sizes.panels
+    tiles = work = 0.0
+    for width, count in _widths(problem, schedule, sizes.widths):
+        cycles = schedule.ctas * products * max(_LEAST_CYCLES, _PRODUCT_CYCLES + _ROW_CYCLES * width)
+        tiles += count
+        work += count * (cycles / _CYCLES_PER_US + _WGMMA_END_US)
+    tiles *= problem.experts * sizes.row_panels / sizes.panels
     waves = tiles / (problem.facts.sms * schedule.ctas)
     partly = waves if schedule.split == 2 and waves >= 1 else math.ceil(waves)
+    tile = work * problem.experts * sizes.row_panels / sizes.panels / tiles
     in_flight = min(1.0, schedule.ctas * schedule.stages * sizes.panels * sizes.stage_blocks * BLOCK_BYTES / _IN_FLIGHT_BYTES)
     weights = problem.experts * sizes.row_panels * sizes.k_blocks * BLOCK_BYTES
-    return max(partly * tile, weights / (_MEMORY_BYTES_PER_US * in_flight)) + (_EXCHANGE_US if schedule.split == 2 else 0.0)
+    output = problem.experts * problem.expected_rows * problem.n * (1 if problem.swiglu else 2)
+    moved = weights / in_flight + output
+    return max(partly * tile, moved / _MEMORY_BYTES_PER_US) + (_EXCHANGE_US if schedule.split == 2 else 0.0)
 
 
 _COSTS = {"w4a16_mma": mma_cost, "w4a16_wgmma": wgmma_cost}
