@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from chord_jit import api
@@ -53,12 +54,12 @@ class IndexedSide:
     family = FAMILY
 
     def inputs(self, case: Case, generator: torch.Generator) -> IndexedInputs:
-        ids = torch.from_numpy(case.draw.topk_ids()).to(generator.device)
+        picks = case.draw.topk_ids()
+        ids = torch.from_numpy(picks).to(generator.device)
         if case.layer.routed_input:
             ids = ids.reshape(-1, 1)
         x = torch.randn(ids.shape[0], case.layer.k, generator=generator, device=generator.device).to(torch.bfloat16)
-        active = case.rows_per_expert().nonzero()[0].tolist()
-        return IndexedInputs(case, x, ids.contiguous(), tuple(active))
+        return IndexedInputs(case, x, ids.contiguous(), tuple(np.unique(picks).tolist()))
 
     def fixed(self, schedule: Schedule) -> FixedIndexed:
         return FixedIndexed(schedule)

@@ -10,7 +10,7 @@ import torch
 
 from chord_jit import device
 from chord_jit.bench import check, measure, ours, report, targets, workload
-from chord_jit.bench.cases import SMOKE_DRAWS, Case, GroupedCase, Layer, Ragged
+from chord_jit.bench.cases import SMOKE_DRAWS, Case, GroupedCase, Layer, PrefillCase, Ragged
 from chord_jit.bench.measure import Bench, Peer
 from chord_jit.bench.power import Sustained
 from chord_jit.bench.timing import Spread
@@ -18,6 +18,7 @@ from chord_jit.schedules.schedule import Schedule
 
 LAYER = Layer("tiny_gate_up", 16, 128, 256, True, False, "test")
 CASE = Case(LAYER, SMOKE_DRAWS[0])
+PREFILL = PrefillCase(LAYER, SMOKE_DRAWS[0])
 MASKED = GroupedCase(LAYER, "masked", 3)
 RAGGED = GroupedCase(LAYER, "offsets", 128, Ragged(0, 111, 144), companions=(("ours_equal", GroupedCase(LAYER, "offsets", 128)),))
 SCHEDULE = Schedule("w4a16_mma", 8, 128, 512, 3)
@@ -138,6 +139,17 @@ def test_a_row_holds_every_variant(place):
     assert (row["case"], row["rows"], row["active"], row["bytes"]) == (CASE.name, 32, 16, CASE.bytes)
     assert row["host_us"] == asdict(Spread.of([9.0, 9.0]))
     assert report.status(row) == "pass"
+
+
+def test_a_prefill_row_has_cublas_and_the_peer_beside_it_and_no_reader(place):
+    bench, weights, _, _, readers = place
+    wanted = exact_of(weights, PREFILL, bench.generator)
+    row = measure.measure(bench, PREFILL, weights, peer(wanted, ("a", 30.0, 1.0), ("b", 28.0, 1.0)))
+    assert set(row["variants"]) == {"cublas", "ours", "ours_swiglu", "peer_default", "peer_best"}
+    assert all(row["variants"][name]["sustained"]["mj"] for name in ("cublas", "ours", "ours_swiglu", "peer_best"))
+    assert (row["family"], row["kind"], row["layout"]) == ("indexed", "prefill", "indexed")
+    assert (row["case"], row["size"], row["rows"]) == ("tiny_gate_up_prefill_32", 32, 32)
+    assert all(reader.checked == 0 for reader in readers.values())
 
 
 def test_a_masked_row_ignores_what_the_peer_leaves_between(place):
