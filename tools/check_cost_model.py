@@ -14,8 +14,8 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,6 +26,7 @@ from chord_jit.bench import ours, targets  # noqa: E402
 from chord_jit.bench.cases import PrefillCase  # noqa: E402
 from chord_jit.device import DeviceFacts  # noqa: E402
 from chord_jit.families.base import family  # noqa: E402
+from chord_jit.jit.spec import KernelSpec  # noqa: E402
 from chord_jit.jit.warmup import warm_up  # noqa: E402
 from chord_jit.schedules import cost  # noqa: E402
 from chord_jit.schedules.deployment import Deployment  # noqa: E402
@@ -68,6 +69,15 @@ class Search:
     @property
     def schedules(self) -> list[Schedule]:
         return [self.choice, *self.sample]
+
+    def specs(self) -> list[KernelSpec]:
+        """The kernels of ``schedules``."""
+        return [family(self.case.family).spec(self.problem, schedule) for schedule in self.schedules]
+
+    def without(self, failed: Collection[KernelSpec]) -> Search:
+        """The same, less the schedules of the sample whose kernels do not compile."""
+        left = (schedule for schedule, spec in zip(self.sample, self.specs()[1:], strict=True) if spec not in failed)
+        return replace(self, sample=tuple(left))
 
 
 def searches(facts: DeviceFacts, schedules: int) -> list[Search]:
@@ -159,11 +169,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     facts = here or device.target("sm_90a")
     wanted = searches(facts, given.schedules)
-    report = warm_up([family(one.case.family).spec(one.problem, schedule) for one in wanted for schedule in one.schedules])
+    report = warm_up([spec for one in wanted for spec in one.specs()])
     print(report)
-    if report.failed or given.compile_only:
+    if given.compile_only:
         return int(report.failed > 0)
-    rows = [*_measure_all(wanted, facts)]
+    failed = {spec for spec, _ in report.errors}
+    rows = [*_measure_all([one.without(failed) for one in wanted], facts)]
     if given.json:
         found = {"gpu": facts.name, "rounds": ROUNDS, "most_ratio": MOST_RATIO, "problems": rows}
         given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -75,6 +75,13 @@ def test_without_a_gpu_it_compiles_or_says_why(monkeypatch, capsys):
         check_cost_model.main(["--schedules", "11"])
 
 
+def test_what_does_not_compile_is_left_out_of_the_sample():
+    search = SEARCHES[0]
+    choice, first, *_ = search.specs()
+    left = search.without({choice, first})
+    assert left.schedules == [search.choice, *search.sample[1:]]
+
+
 def test_a_problem_that_a_table_holds_is_refused(monkeypatch):
     monkeypatch.setattr(check_cost_model.Contest, "held", Schedule("w4a16_mma", 16, 128, 512, 3))
     with pytest.raises(SystemExit, match="is in a table"):
