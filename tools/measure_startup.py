@@ -32,7 +32,7 @@ from tools.startup.job import Job  # noqa: E402
 
 PARTS = ROOT / "tools" / "startup" / "parts.py"
 _PACKAGES = ("torch", "triton", "humming-kernels", "cuda-bindings", "nvidia-cuda-nvrtc")
-_NOWHERE = "/dev/null/nowhere"
+NOWHERE = "/dev/null/nowhere"
 _RANKS, _KERNELS = 8, 24
 
 
@@ -121,7 +121,7 @@ def _prebuilt(arguments: argparse.Namespace, settings: dict, homes: list[Path]) 
             return [{"failed": "the starts before left no kernel"}]
         shutil.copytree(home / "chord", folder)
         read_only(folder)
-        closed = environment(home, CHORD_PREBUILT=str(folder), CHORD_CACHE_DIR=_NOWHERE, CHORD_LOCK_DIR=_NOWHERE)
+        closed = environment(home, CHORD_PREBUILT=str(folder), CHORD_CACHE_DIR=NOWHERE, CHORD_LOCK_DIR=NOWHERE)
         runs.append(run_part("ours", {**settings, "no_compiler": True}, closed, arguments.timeout))
     return runs
 
