@@ -45,7 +45,7 @@ def read_json(path: Path) -> Mapping:
             f"read {path.name}", "the file must exist and be readable", {"path": path, "error": error.strerror},
             "pass the folder of a complete checkpoint",
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"read {path.name}", "the file must be JSON", {"path": path, "error": error}, "download the file again") from None
     if not isinstance(content, Mapping):
         given = {"path": path, "type": type(content).__name__}
@@ -63,11 +63,17 @@ def read_model_shape(source: str | Path | Mapping) -> ModelShape:
     config = read_config(source)
     text = _text_config(config)
     layers, dense, every = _count(text, "num_hidden_layers"), _count(text, "first_k_dense_replace", 0), _count(text, "moe_layer_freq", 1)
+    experts, top_k = _count(text, "n_routed_experts"), _count(text, "num_experts_per_tok")
+    if top_k > experts:
+        raise InputError(
+            "read the shape of a model", "a token cannot go to more experts than there are",
+            {"num_experts_per_tok": top_k, "n_routed_experts": experts}, "pass the config.json as the model came with it",
+        )
     return ModelShape(
         hidden=_count(text, "hidden_size"),
         moe_intermediate=_count(text, "moe_intermediate_size"),
-        experts=_count(text, "n_routed_experts"),
-        top_k=_count(text, "num_experts_per_tok"),
+        experts=experts,
+        top_k=top_k,
         moe_layers=tuple(layer for layer in range(dense, layers) if layer % max(every, 1) == 0),
     )
 

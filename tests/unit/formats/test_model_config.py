@@ -76,7 +76,13 @@ def test_the_scheme_of_kimi_is_accepted_wherever_it_lies():
     require_int4_group32({"text_config": KIMI, "quantization_config": config()["quantization_config"]})
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "{", "\udcff"], ids=["list", "cut", "bytes"])
+def test_more_experts_a_token_than_there_are():
+    assert read_model_shape(KIMI | {"n_routed_experts": 8, "num_experts_per_tok": 8}).top_k == 8
+    with pytest.raises(InputError, match="num_experts_per_tok=9, n_routed_experts=8"):
+        read_model_shape(KIMI | {"n_routed_experts": 8, "num_experts_per_tok": 9})
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{", "\udcff", "[" * 100_000], ids=["list", "cut", "bytes", "deep"])
 def test_a_file_that_is_no_json_object(tmp_path, text):
     path = tmp_path / "config.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
