@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -60,6 +61,26 @@ def test_a_part_that_cannot_run_says_why(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "CUDA" in run("ours", tmp_path)["failed"]
     assert "KeyError" in run("no_such_part", tmp_path)["failed"]
+
+
+def test_the_prebuilt_start_gets_the_kernels_of_the_full_one_and_nothing_else(tmp_path, monkeypatch):
+    (tmp_path / "chord" / "3f").mkdir(parents=True)
+    (tmp_path / "chord" / "3f" / "kernel").write_text("x")
+    seen = []
+
+    def note(name, settings, environment, timeout):
+        seen.append((name, settings, environment))
+        return one(1.0)
+
+    monkeypatch.setattr(measure_startup, "run_part", note)
+    arguments = SimpleNamespace(timeout=1.0)
+    assert measure_startup._prebuilt(arguments, SMALL, [tmp_path]) == [one(1.0)]
+    ((name, settings, environment),) = seen
+    folder = Path(environment["CHORD_PREBUILT"])
+    assert name == "ours" and settings["no_compiler"] and (folder / "3f" / "kernel").read_text() == "x"
+    assert environment["CHORD_CACHE_DIR"] == environment["CHORD_LOCK_DIR"] == measure_startup.NOWHERE
+    assert all(path.stat().st_mode & 0o222 == 0 for path in (folder, *folder.rglob("*")))
+    assert "failed" in measure_startup._prebuilt(arguments, SMALL, [tmp_path / "empty"])[0]
 
 
 def test_a_part_that_takes_too_long_is_ended(tmp_path):
