@@ -10,9 +10,7 @@ import pytest
 from chord_jit import api, device, knobs, plan
 from chord_jit.device import target
 from chord_jit.errors import CompileError, InputError
-from chord_jit.families import base, grouped_launch, kernels
-from chord_jit.families.grouped import GroupedFamily
-from chord_jit.families.indexed import IndexedFamily
+from chord_jit.families import base, grouped_launch, indexed_launch, kernels
 from chord_jit.jit import compiler, engine, manifest, warmup
 from chord_jit.schedules.deployment import Deployment
 from tests.toy.fake import FakeCompiler
@@ -68,9 +66,8 @@ def gpu(monkeypatch):
     monkeypatch.setattr(kernels, "bind", bind)
     monkeypatch.setattr(engine, "load", lambda spec, index, shared_bytes: seen.append((spec, index, shared_bytes)))
     monkeypatch.setattr(plan.slots, "prepare", lambda index: seen.append(("slots", index)))
-    monkeypatch.setattr(grouped_launch, "_bound", {})
-    for name, fresh in (("indexed", IndexedFamily()), ("grouped", GroupedFamily())):
-        monkeypatch.setattr(base.family(name), "prepare", fresh.prepare)
+    for module in (grouped_launch, indexed_launch):
+        monkeypatch.setattr(module, "_bound", {})
     return seen
 
 
