@@ -10,6 +10,13 @@
 
 namespace chord {
 
+// Activations [rows, K], read row by row.
+struct GatheredActivations {
+  using Rows = IndexedParams;
+  const __nv_bfloat16* x;
+  const float* row_weights;  // of each routed row, or null
+};
+
 // The ids of a tile, spread over a warp: lane l holds ids l, l + 32, ...
 template <int kBM>
 struct TileIds {
@@ -85,37 +92,38 @@ struct BlockWalk {
   }
 };
 
-// One thread's share of a tile's rows: every 16th of them, 16 bytes of each line of 64 k. `thread`: 0..127.
-template <int kBM, int kK>
+// One thread's share of a tile's rows: 16 bytes of each line of 64 k of every kRowsAtOnce-th row. `thread`: 0 .. kThreads - 1.
+template <int kBM, int kK, int kThreads>
 struct RowGather {
-  static constexpr int kThreads = 128, kRowsAtOnce = kThreads / 8;
+  static constexpr int kRowsAtOnce = kThreads / 8;
 
-  const int* sources;  // of the thread's rows, kRowsAtOnce apart
+  const int* sources;  // of the activations, of the thread's rows
   int rows;            // past the tile's own, lines keep what they hold: it is never stored
-  uint32_t offset;     // of the thread's first 16 bytes within a tile
-  int column;
+  int first, column;
 
   __device__ __forceinline__ RowGather(const int* tile_sources, int count, int thread) {
-    const int first = thread / 8, chunk = thread % 8;
+    first = thread / 8;
+    column = thread % 8 * 8;
     sources = tile_sources + first;
     rows = (count - first + kRowsAtOnce - 1) / kRowsAtOnce;
-    offset = first * 128 + (chunk ^ first % 8) * 16;  // 128-byte swizzle
-    column = chunk * 8;
   }
 
-  // Columns [first * 64, + kBlocks * 64) to lines at `tile`. Read from shared memory at every stage: rows and addresses of a
-  // whole tile do not fit into the producer's registers.
+  // Columns [from * 64, + kBlocks * 64) to lines at `tile`. Sources are read from shared memory at every stage: rows and
+  // addresses of a whole tile do not fit into the producer's registers.
   template <int kBlocks>
-  __device__ __forceinline__ void copy(const __nv_bfloat16* x, int first, uint32_t tile) const {
-    const __nv_bfloat16* from = x + first * 64 + column;
+  __device__ __forceinline__ void copy(const __nv_bfloat16* x, int from, uint32_t tile) const {
+    const __nv_bfloat16* columns = x + from * 64 + column;
 #pragma unroll 4
     for (int i = 0; i < rows; ++i) {
-      const __nv_bfloat16* row = from + int64_t(sources[i * kRowsAtOnce]) * kK;
+      const int row = first + i * kRowsAtOnce;
+      const __nv_bfloat16* source = columns + int64_t(sources[i * kRowsAtOnce]) * kK;
+      // 128-byte swizzle; the same chunk in each of the thread's rows where those are whole groups of 8 apart.
+      const uint32_t line = tile + row * 128 + ((column / 8) ^ (kRowsAtOnce % 8 == 0 ? first : row) % 8) * 16;
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
         // Zeros past K: the next row's values may be NaN.
-        const bool inside = kK % 64 == 0 || (first + block) * 64 + column < kK;
-        copy_async_16(tile + offset + (block * kBM + i * kRowsAtOnce) * 128, inside ? row + block * 64 : x, inside ? 16 : 0, kEvictLast);
+        const bool inside = kK % 64 == 0 || (from + block) * 64 + column < kK;
+        copy_async_16(line + block * kBM * 128, inside ? source + block * 64 : x, inside ? 16 : 0, kEvictLast);
       }
     }
   }

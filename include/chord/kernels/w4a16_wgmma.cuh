@@ -6,7 +6,8 @@
 //   activations by TMA in the 128-byte swizzle that WGMMA reads, packed weight blocks by bulk copies, all on one mbarrier.
 //   Rows named by ids are gathered instead, by all four warps of that warpgroup (gathered_rows.cuh).
 //   Consumer warpgroups own kUnitBlocks m64 blocks each; a k16 step decodes a fragment while the products of the last group run.
-// Shared memory: [stages: rows] [output staging] [stages: blocks] [records] [ids] [sources] [factors] [barriers] [roles].
+// Shared memory: [stages: rows] [output staging] [stages: blocks] [records] [ids] [sources] [factors] [barriers] [roles]; ids to
+//   factors where rows are gathered.
 // Tiles: from a ticket counter, rows of an expert fastest, then outputs, then experts; the last waves cut along K (k_pieces.cuh).
 // Hazards: fragments are overwritten only behind the wait for the group that read them (two buffers, one group in flight);
 //   staging is rewritten only behind the group's barrier; rows past a tile's own are computed and never stored; a record
@@ -16,7 +17,6 @@
 #include <cute/util/type_traits.hpp>
 #include <cutlass/arch/reg_reconfig.h>
 
-#include "chord/epilogue.cuh"
 #include "chord/gathered_rows.cuh"
 #include "chord/grouped_rows.cuh"
 #include "chord/k_pieces.cuh"
@@ -24,19 +24,14 @@
 #include "chord/ring.cuh"
 #include "chord/unit_codes.cuh"
 #include "chord/wgmma.cuh"
+#include "chord/wgmma_end.cuh"
 
 namespace chord {
 
-// Activations [rows, K]: in boxes of kBoxRows x 64, or row by row.
+// Activations [rows, K] in boxes of kBoxRows x 64.
 struct BoxedActivations {
   using Rows = GroupedParams;
   cute::TmaDescriptor x;
-};
-
-struct GatheredActivations {
-  using Rows = IndexedParams;
-  const __nv_bfloat16* x;
-  const float* row_weights;  // of each routed row, or null
 };
 
 template <class Activations>
@@ -52,6 +47,7 @@ struct W4A16WgmmaParams {
 
 template <class Config>
 struct W4A16Wgmma {
+  using Settings = Config;
   using Decode = FusedDecoder;
   static constexpr bool kGathers = Config::kRows == RowSource::kIndexed;
   using Params = W4A16WgmmaParams<cute::conditional_t<kGathers, GatheredActivations, BoxedActivations>>;
@@ -80,6 +76,7 @@ struct W4A16Wgmma {
 
   static constexpr int kUnitBlocks = kPanels * 2 / kGroups;  // m64 blocks of a warpgroup: one or two
   static_assert(kUnitBlocks == 1 || kUnitBlocks == 2, "a warpgroup owns half a panel or a whole one");
+  static constexpr int kGroupOutputs = kUnitBlocks * 64;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static_assert(kThreads == Config::kThreads, "host and device disagree on the threads");
 
@@ -269,7 +266,7 @@ struct W4A16Wgmma {
   // A gathering warp's share of a tile; `fill` adds the packed blocks of a stage in the one warp that has them to add.
   template <class Fill>
   __device__ __forceinline__ void gather(const Params& p, Cursor& cursor, const Record& tile, Fill&& fill) const {
-    const RowGather<kBM, Config::kK> rows(sources() + tile.row, tile.rows, thread() - kGroups * 128);
+    const RowGather<kBM, Config::kK, 128> rows(sources() + tile.row, tile.rows, thread() - kGroups * 128);
     const int last = tile.first + tile.stages;
 #pragma unroll 1
     for (int k = tile.first; k < last; ++k) {
@@ -298,7 +295,7 @@ struct W4A16Wgmma {
   __device__ __forceinline__ void consume(const Params& p) {
     Cursor cursor;
     while (true) {
-      wait_filled(cursor);
+      wait(full(cursor.stage), cursor.phase);
       const Record& tile = record(cursor);
       if (tile.rows == 0) break;
       W4A16Wgmma(shared).multiply(p, cursor, tile);
@@ -306,11 +303,7 @@ struct W4A16Wgmma {
     }
   }
 
-  // Gathered rows were written through the generic proxy, WGMMA reads through the asynchronous one.
-  __device__ __forceinline__ void wait_filled(const Cursor& cursor) const {
-    wait(full(cursor.stage), cursor.phase);
-    if constexpr (kGathers) cutlass::arch::fence_view_async_shared();
-  }
+  __device__ __forceinline__ int group() const { return warp / 4; }
 
   using Codes = UnitCodes<kUnitBlocks>;
   using Sums = float[kUnitBlocks][kBM / 2];
@@ -321,13 +314,8 @@ struct W4A16Wgmma {
   __device__ __forceinline__ void multiply(const Params& p, Cursor& cursor, const Record& tile) {
     Sums sums = {};
     accumulate<0>(sums, cursor, tile);
-    if (tile.cut >= 0 && !join(p, sums, tile)) return;
-    const W4A16Wgmma end(shared);
-#pragma unroll
-    for (int first = 0; first < kUnitBlocks; first += kStagedBlocks) {
-      end.stage_out(sums, first, tile);
-      end.copy_out(p, first, tile);
-    }
+    if (tile.cut >= 0 && !WgmmaEnd<W4A16Wgmma>(shared).join(p, sums, tile)) return;
+    WgmmaEnd<W4A16Wgmma>(shared).store(p, sums, tile);
   }
 
   // The tile in the narrowest instruction that holds its rows. All widths share the registers of the widest: sums of their own
@@ -349,6 +337,7 @@ struct W4A16Wgmma {
     const uint32_t rows = wgmma_descriptor(shared_address(shared));
     const int stages = tile.stages;
     int last_stage = 0;
+    if constexpr (kGathers) cutlass::arch::fence_view_async_shared();  // for the first stage
     codes.load(blocks + cursor.stage * kWeightBytes, unit, lane);
     codes.template decode<kSteps>(fragments[0], 0);
 #pragma unroll 1
@@ -365,7 +354,7 @@ struct W4A16Wgmma {
             if (block + 1 < kStageBlocks) {
               codes.load(blocks + stage * kWeightBytes + (block + 1) * kBlockBytes, unit, lane);
             } else if (k + 1 < stages) {
-              wait_filled(cursor);
+              wait(full(cursor.stage), cursor.phase);
               codes.load(blocks + cursor.stage * kWeightBytes, unit, lane);
             }
           };
@@ -377,6 +366,9 @@ struct W4A16Wgmma {
               Wgmma<kWidth>::multiply(sums[m], fragments[now][step][m], tile_rows + block * kBM * 8 + (round * kSteps + step) * 2);
           wgmma_commit();
           if (kRounds == 1) fetch();
+          // Gathered rows were written through the generic proxy, WGMMA reads through the asynchronous one. The fence costs
+          // hundreds of cycles, so it runs beside the last products of the stage before.
+          if (kGathers && block == kStageBlocks - 1 && round == kRounds - 1 && k + 1 < stages) cutlass::arch::fence_view_async_shared();
           wgmma_wait<1>();
           if (block == 0 && round == 0 && k > 0) release(last_stage);
           codes.template decode<kSteps>(fragments[now ^ 1], (round + 1) % kRounds * kSteps);
@@ -387,111 +379,6 @@ struct W4A16Wgmma {
     }
     wgmma_wait<0>();
     release(last_stage);
-  }
-
-  // ---------------------------------------------------------------- end of a tile
-  __device__ __forceinline__ int group() const { return warp / 4; }
-  __device__ __forceinline__ void group_sync() const { cutlass::arch::NamedBarrier::sync(128, 1 + group()); }
-
-  // A part of a cut tile: the first of two leaves its sums behind and has no more to do, the second adds them to its own. Each
-  // warpgroup does so on its own account.
-  __device__ __forceinline__ bool join(const Params& p, Sums& sums, const Record& tile) const {
-    const int place = (tile.cut - 1) * kShare + rank();
-    const Joint joint(p.joints, place * kGroups + group());
-    int* role = reinterpret_cast<int*>(shared + kRolesAt) + group();
-    const bool speaks = thread() % 128 == 0;
-    const int width = tile.width;
-    float4* memory = p.sums + int64_t(place) * (kBM * kPanels * 32) + thread();
-    if (speaks) *role = joint.first();
-    group_sync();
-    if (*role) {
-#pragma unroll
-      for (int m = 0; m < kUnitBlocks; ++m)
-#pragma unroll
-        for (int i = 0; i < kBM / 2; i += 4)
-          if (i < width / 2)
-            __stcg(memory + (m * kBM / 2 + i) / 4 * kGroups * 128, make_float4(sums[m][i], sums[m][i + 1], sums[m][i + 2], sums[m][i + 3]));
-      __threadfence();
-      group_sync();
-      if (speaks) joint.leave();
-      return false;
-    }
-    if (speaks) joint.take();
-    group_sync();
-#pragma unroll
-    for (int m = 0; m < kUnitBlocks; ++m)
-#pragma unroll
-      for (int i = 0; i < kBM / 2; i += 4) {
-        if (i >= width / 2) break;
-        const float4 other = __ldcg(memory + (m * kBM / 2 + i) / 4 * kGroups * 128);
-        sums[m][i] += other.x, sums[m][i + 1] += other.y, sums[m][i + 2] += other.z, sums[m][i + 3] += other.w;
-      }
-    return true;
-  }
-
-  // Two sums as BF16, times the factors of their rows. Where all are one power of two, it scales the rounded pair as well.
-  __device__ __forceinline__ static uint32_t scaled(float a, float b, const float2& factors) {
-    return kGathers ? pack_bf16(a * factors.x, b * factors.y) : multiply_bf16x2(pack_bf16(a, b), 0x4f804f80u);
-  }
-
-  __device__ __forceinline__ static uint32_t gated(float gate, float next_gate, float up, float next_up, const float2& factors) {
-    constexpr float kScale = Decode::kSumScale;
-    const float first = swiglu(gate * kScale, up * kScale), second = swiglu(next_gate * kScale, next_up * kScale);
-    return kGathers ? pack_bf16(first * factors.x, second * factors.y) : pack_bf16(first, second);
-  }
-
-  // Of the two rows that a lane holds in the eight from `row` on.
-  __device__ __forceinline__ float2 factors_of(const Record& tile, int row) const {
-    return kGathers ? *reinterpret_cast<const float2*>(factors() + tile.row + row + lane % 4 * 2) : float2{};
-  }
-
-  __device__ __forceinline__ uint32_t staging() const { return shared_address(shared + kStagingAt) + group() * kBM * kPitch; }
-
-  // Sums to BF16, transposed: one line of staging holds one token row's outputs of the warpgroup. Interleaved weights without
-  // SwiGLU keep their gate columns first, then their up columns.
-  __device__ __forceinline__ void stage_out(const Sums& sums, int first, const Record& tile) const {
-    group_sync();
-    const int width = tile.width, matrix = lane / 8, half = Config::kSwiglu ? 0 : matrix % 2, token = Config::kSwiglu ? lane % 16 : matrix / 2 * 8 + lane % 8;
-#pragma unroll
-    for (int m = 0; m < kStagedBlocks; ++m) {
-      const int neurons = m * 4 + warp % 4;
-      const int chunk = Config::kSwiglu ? neurons : Config::kInterleaved ? half * kStagedBlocks * 4 + neurons : neurons * 2 + half;
-      const uint32_t line = staging() + token * kPitch + chunk * 16;
-#pragma unroll
-      for (int i = 0; i < kBM / 2; i += 8) {
-        if (i >= width / 2) break;
-        const float* value = sums[first + m] + i;
-        const float2 own = factors_of(tile, i * 2), next = factors_of(tile, i * 2 + 8);
-        if constexpr (Config::kSwiglu)
-          store_matrices(line + i * 2 * kPitch, gated(value[0], value[1], value[2], value[3], own),
-                         gated(value[4], value[5], value[6], value[7], next));
-        else
-          store_matrices(line + i * 2 * kPitch, scaled(value[0], value[1], own), scaled(value[2], value[3], own),
-                         scaled(value[4], value[5], next), scaled(value[6], value[7], next));
-      }
-    }
-    group_sync();
-  }
-
-  // Only the tile's own rows: what lies behind them belongs to another expert or to nobody. Plain stores: a bulk copy a row
-  // would keep the copy engine from the next tile's loads.
-  __device__ __forceinline__ void copy_out(const Params& p, int first, const Record& tile) const {
-    constexpr int kSides = Config::kInterleaved && !Config::kSwiglu ? 2 : 1, kSideColumns = kColumns / kSides;
-    constexpr int kLimit = Config::kInterleaved ? Config::kN / 2 : Config::kN;
-    using Chunk = typename ChunkOf<kLimit % 8 == 0>::Type;
-    constexpr int kChunk = sizeof(Chunk) / 2, kChunks = kColumns / kChunk, kLines = 128 / kChunks;
-    const int chunk = thread() % 128 % kChunks, line = thread() % 128 / kChunks;
-    const int side = chunk * kChunk / kSideColumns, within = chunk * kChunk % kSideColumns;
-    const int column = (tile.panel * 128 + (group() * kUnitBlocks + first) * 64) / (Config::kInterleaved ? 2 : 1) + within;
-    if (column >= kLimit) return;
-    const uint8_t* from = shared + kStagingAt + (group() * kBM + line) * kPitch + chunk * sizeof(Chunk);
-    const int first_row = tile.row + line, rows = tile.rows - line;
-    __nv_bfloat16* to = p.out + (kGathers ? 0 : int64_t(first_row) * (kLimit * kSides)) + side * kLimit + column;
-#pragma unroll 8
-    for (int row = 0; row < rows; row += kLines) {
-      const int64_t target = kGathers ? ids()[first_row + row] : row;
-      *reinterpret_cast<Chunk*>(to + target * (kLimit * kSides)) = *reinterpret_cast<const Chunk*>(from + row * kPitch);
-    }
   }
 
   // ---------------------------------------------------------------- whole kernel
