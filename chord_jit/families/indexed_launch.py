@@ -11,7 +11,7 @@ from chord_jit.families import kernels
 from chord_jit.families.indexed_problem import IndexedProblem
 from chord_jit.jit import scratch, slots
 from chord_jit.jit.spec import KernelSpec
-from chord_jit.schedules import legality, wgmma
+from chord_jit.schedules import legality, resident, wgmma
 from chord_jit.schedules.schedule import Schedule
 
 #: chord::W4A16MmaParams<IndexedParams>: x, weight, out, row_weights, ticket, sorted_ids, expert_ids, padded; id_capacity,
@@ -19,6 +19,9 @@ from chord_jit.schedules.schedule import Schedule
 MMA_PARAMS = struct.Struct("<8Q6i")
 #: chord::W4A16WgmmaParams<GatheredActivations>: x, row_weights, weight, out, ticket, joints, sums, and from sorted_ids on the same.
 WGMMA_PARAMS = struct.Struct("<10Q6i")
+
+#: chord::W4A16ResidentParams: x, row_weights, weight, out, ticket, and from sorted_ids on the same.
+RESIDENT_PARAMS = struct.Struct("<8Q6i")
 
 #: ``bound(index, x, weight, out, row_weights, place, rows, top_k)``: enqueue on the current stream of device ``index``, the
 #: current one. ``place``: of the routing; ``rows``: routed ones; the rest addresses and counts.
@@ -74,4 +77,20 @@ def _wgmma(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, index:
     return enqueue
 
 
-_BINDERS = {"w4a16_mma": _mma, "w4a16_wgmma": _wgmma}
+def _resident(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, index: int, sub_blocks: int) -> Bound:
+    sizes = resident.shape(problem, schedule)
+    launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, problem.facts.sms, 1, RESIDENT_PARAMS)
+    experts = problem.experts
+
+    def enqueue(index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        _, sorted_ids, expert_ids, padded, ids, blocks = place
+        launch(
+            stream, x, row_weights, weight, out, slots.address(index, stream), sorted_ids, expert_ids, padded, ids, blocks, rows, top_k,
+            experts, sub_blocks,
+        )  # fmt: skip
+
+    return enqueue
+
+
+_BINDERS = {"w4a16_mma": _mma, "w4a16_wgmma": _wgmma, "w4a16_resident": _resident}

@@ -11,7 +11,7 @@ import math
 from functools import lru_cache
 
 from chord_jit.formats.w4a16_layout import BLOCK_BYTES
-from chord_jit.schedules import wgmma
+from chord_jit.schedules import resident, wgmma
 from chord_jit.schedules.legality import W4A16Problem, mma_shape
 from chord_jit.schedules.schedule import Schedule
 
@@ -23,6 +23,7 @@ _IN_FLIGHT_BYTES = 105e3  # of one SM, to cover the memory's latency
 _CYCLES_PER_US = 1400  # an SM at the power limit
 _LEAST_CYCLES, _PRODUCT_CYCLES, _ROW_CYCLES = 30, 14, 0.46  # of one WGMMA with A in registers, by its rows
 _WGMMA_END_US = 1.5
+_PANEL_END_US = 0.9  # of a tile of one warpgroup and one panel
 _MANY_ROWS = 4096  # from here on an expert's last tile counts for nothing
 _SHORT_COPY_BYTES = 16384  # below this, bulk copies lose bandwidth
 
@@ -113,7 +114,24 @@ def wgmma_cost(problem: W4A16Problem, schedule: Schedule) -> float:
     return max(partly * tile, moved / _MEMORY_BYTES_PER_US) + (_EXCHANGE_US if schedule.split == 2 else 0.0)
 
 
-_COSTS = {"w4a16_mma": mma_cost, "w4a16_wgmma": wgmma_cost}
+def resident_cost(problem: W4A16Problem, schedule: Schedule) -> float:
+    """Estimated microseconds of ``schedule`` on ``problem``: products of one warpgroup hide the end of the other's tile."""
+    sizes = resident.shape(problem, schedule)
+    steps = 8 * sizes.k_blocks  # m64 x width x k16, of one panel
+    units = work = 0.0
+    for width, count in _widths(problem, schedule, sizes.widths):
+        products = steps * max(_LEAST_CYCLES, _PRODUCT_CYCLES + _ROW_CYCLES * width) / _CYCLES_PER_US
+        panel = max(products, (products + _PANEL_END_US) / 2)
+        units += count
+        work += count * (sizes.row_panels / sizes.units * panel + _WGMMA_END_US)
+    waves = units * problem.experts * sizes.units / problem.facts.sms
+    unit = work / units
+    output = problem.experts * problem.expected_rows * problem.n * (1 if problem.swiglu else 2)
+    moved = problem.experts * sizes.row_panels * sizes.k_blocks * BLOCK_BYTES + output
+    return max(math.ceil(waves) * unit, moved / _MEMORY_BYTES_PER_US)
+
+
+_COSTS = {"w4a16_mma": mma_cost, "w4a16_wgmma": wgmma_cost, "w4a16_resident": resident_cost}
 
 
 def estimate(problem: W4A16Problem, schedule: Schedule) -> float:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from chord_jit.device import DeviceFacts
 from chord_jit.formats.w4a16_layout import BLOCK_BYTES, PANEL, UNIT_K
-from chord_jit.schedules import wgmma
+from chord_jit.schedules import resident, wgmma
 from chord_jit.schedules.schedule import Schedule
 
 #: Barriers of a ring take 16 bytes a stage; more stages than this never paid and would hide a mistake.
@@ -115,4 +115,4 @@ def _derived(problem: W4A16Problem, schedule: Schedule) -> list[str]:
     return broken
 
 
-_RULES = {"w4a16_mma": _mma_violations, "w4a16_wgmma": wgmma.violations}
+_RULES = {"w4a16_mma": _mma_violations, "w4a16_wgmma": wgmma.violations, "w4a16_resident": resident.violations}

@@ -12,7 +12,7 @@ from chord_jit.schedules.schedule import Schedule
 from chord_jit.tune.decide import Point
 
 #: Rows that one token tile of a kernel takes at once: past them an expert's weights are decoded again.
-_TILE_ROWS = {"w4a16_mma": lambda schedule: 8, "w4a16_wgmma": lambda schedule: schedule.bm}
+_TILE_ROWS = {"w4a16_mma": lambda schedule: 8, "w4a16_wgmma": lambda schedule: schedule.bm, "w4a16_resident": lambda schedule: schedule.bm}
 
 #: An old row's time says nothing any more where a count this near was measured anew.
 _NEAR = 1.25

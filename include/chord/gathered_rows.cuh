@@ -10,6 +10,17 @@
 
 namespace chord {
 
+// 16 bytes to shared memory, the first `bytes` of them from `source`, the others zero.
+__device__ __forceinline__ void copy_async_16(uint32_t destination, const void* source, uint32_t bytes, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(destination), "l"(source), "r"(bytes), "l"(policy)
+               : "memory");
+}
+
+// One of the arrivals that `barrier` was set up for, once all of the thread's copies so far have landed.
+__device__ __forceinline__ void arrive_when_copied(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // Activations [rows, K], read row by row.
 struct GatheredActivations {
   using Rows = IndexedParams;
@@ -59,12 +70,11 @@ struct TileIds {
 // Sub-blocks of kBM ids as token tiles. Every lane of a warp calls every function.
 template <int kBM>
 struct BlockWalk {
-  // Fields as in Walk; `first` counts slots.
+  // As in Walk, of one tile each; `first` counts slots.
   struct Group {
     int expert;
     int first;
     int rows, tiles, before;
-    bool alone;
   };
 
   const IndexedParams& p;
@@ -75,21 +85,25 @@ struct BlockWalk {
       : p(params), lane(lane_index), total(max(min(*params.padded / (kBM * params.sub_blocks), params.block_capacity), 0) * params.sub_blocks) {
   }
 
-  __device__ __forceinline__ Group at(int index) const {
-    const int block = p.sub_blocks == 1 ? index : index / p.sub_blocks;
-    const int expert = p.expert_ids[block];
-    // The block behind the last one in use may hold anything: it steers a cache hint and nothing else.
-    const bool alone = p.sub_blocks == 1 && (block == 0 || p.expert_ids[block - 1] != expert) &&
-                       (block + 1 == p.block_capacity || p.expert_ids[block + 1] != expert);
-    return {expert, index * kBM, kBM, 1, index, alone};
+  __device__ __forceinline__ Group at(int index) const { return {p.expert_ids[block_of(index)], index * kBM, kBM, 1, index}; }
+
+  // Whether no other tile takes the weights that tile `index` takes. The block behind the last one in use may hold anything: the
+  // answer steers a cache hint and nothing else.
+  __device__ __forceinline__ bool alone(int index) const {
+    const int block = block_of(index), expert = p.expert_ids[block];
+    return p.sub_blocks == 1 && (block == 0 || p.expert_ids[block - 1] != expert) &&
+           (block + 1 == p.block_capacity || p.expert_ids[block + 1] != expert);
   }
 
   // The ids of a whole tile. A block whose expert is not in [0, experts) belongs to another rank and is left out.
-  __device__ __forceinline__ TileIds<kBM> take(const Group& group, int row, int) const {
-    TileIds<kBM> ids(p, row, lane);
+  __device__ __forceinline__ TileIds<kBM> take(const Group& group) const {
+    TileIds<kBM> ids(p, group.first, lane);
     if (static_cast<unsigned>(group.expert) >= static_cast<unsigned>(p.experts)) ids.count = 0;
     return ids;
   }
+
+ private:
+  __device__ __forceinline__ int block_of(int index) const { return p.sub_blocks == 1 ? index : index / p.sub_blocks; }
 };
 
 // One thread's share of a tile's rows: 16 bytes of each line of 64 k of every kRowsAtOnce-th row. `thread`: 0 .. kThreads - 1.

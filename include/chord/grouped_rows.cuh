@@ -99,11 +99,6 @@ struct Walk {
     int rows;
     int tiles;   // token tiles of the segment
     int before;  // token tiles of all segments ahead of it
-    bool alone;  // no other token tile takes this expert's weights
-  };
-
-  struct Run {
-    int count;
   };
 
   const GroupedParams& p;
@@ -130,20 +125,15 @@ struct Walk {
       const unsigned reach = __ballot_sync(0xffffffffu, index < behind + upto);
       if (reach) {
         const int owner = __ffs(reach) - 1;
-        const int tiles = __shfl_sync(0xffffffffu, mine.tiles, owner);
         return {__shfl_sync(0xffffffffu, mine.expert, owner), __shfl_sync(0xffffffffu, mine.first, owner),
-                __shfl_sync(0xffffffffu, mine.rows, owner), tiles, behind + __shfl_sync(0xffffffffu, upto - mine.tiles, owner), tiles == 1};
+                __shfl_sync(0xffffffffu, mine.rows, owner), __shfl_sync(0xffffffffu, mine.tiles, owner),
+                behind + __shfl_sync(0xffffffffu, upto - mine.tiles, owner)};
       }
       behind += __shfl_sync(0xffffffffu, upto, 31);
       chunk += 32;
       mine = Source::load(p, chunk + lane, lane, run);
       add_up();
     }
-  }
-
-  // The rows from `row` on that the group's expert owns, `most` at most.
-  __device__ __forceinline__ Run take(const Group& group, int row, int most) const {
-    return {Source::owned(p, group.expert, row, most, lane)};
   }
 
  private:
@@ -183,7 +173,8 @@ struct GroupedRows {
     if (index >= walk.total) return {-1, 0, 0};
     const auto group = walk.at(index);
     const int ahead = (index - group.before) * kBM, row = group.first + ahead;
-    return {row + walk.lane, group.expert, walk.take(group, row, min(kBM, group.rows - ahead)).count};
+    const int count = Segments<kSource, kBM>::owned(walk.p, group.expert, row, min(kBM, group.rows - ahead), walk.lane);
+    return {row + walk.lane, group.expert, count};
   }
 
   __device__ __forceinline__ int rows(const Tile& tile) const { return tile.count; }

@@ -1,4 +1,4 @@
-// PTX that CUTLASS has no wrapper for: bulk and 16-byte copies with a cache hint, vector loads from shared memory,
+// PTX that CUTLASS has no wrapper for: bulk copies with a cache hint, vector loads from shared memory,
 // asynchronous stores to a neighbour's shared memory, and waits that order plain accesses too.
 #pragma once
 
@@ -31,17 +31,6 @@ __device__ __forceinline__ void bulk_copy(void* destination, const void* source,
           shared_address(destination)),
       "l"(source), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
       : "memory");
-}
-
-// 16 bytes to shared memory, the first `bytes` of them from `source`, the others zero.
-__device__ __forceinline__ void copy_async_16(uint32_t destination, const void* source, uint32_t bytes, uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(destination), "l"(source), "r"(bytes), "l"(policy)
-               : "memory");
-}
-
-// One of the arrivals that `barrier` was set up for, once all of the thread's copies so far have landed.
-__device__ __forceinline__ void arrive_when_copied(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 __device__ __forceinline__ uint4 load_shared_128(uint32_t address) {

@@ -19,6 +19,14 @@ WIDE = Schedule("w4a16_wgmma", 16, 512, 128, 4, split=2)
 MMA = Schedule("w4a16_mma", 16, 128, 256, 3)
 
 
+def resident(bm: int, k: int, stages: int) -> Schedule:
+    return Schedule("w4a16_resident", bm, 128, k, stages)
+
+
+#: Rows resident; legal where K pads to 256.
+RESIDENT = resident(64, 256, 6)
+
+
 def shaped(block_m: int, tokens: int = 400, draw: str = "random", *, experts: int = 16, top_k: int = 2, **options) -> Case:
     """A case of the one shape whose kernels most tests share: eight panels, so that 17 token tiles fill an H200."""
     return Case(experts, 1024, 768, tokens, top_k, block_m, draw, **options)
@@ -37,6 +45,8 @@ QUICK = [
     (Case(48, 7168, 2048, 3000, 1, 48, weighted=True), wgmma(48, 256, 128, 4, 2)),
     (Case(384, 512, 7168, 800, 8, 16, **PAIRS, **LONG), wgmma(16, 256, 256, 3, 2)),
     (Case(384, 7168, 256, 4096, 1, 64, "balanced", weighted=True), wgmma(64, 256, 128, 3)),
+    (Case(384, 7168, 256, 9000, 1, 128, weighted=True), resident(128, 256, 3)),
+    (Case(8, 128, 64, 100, 2, 64), resident(64, 64, 4)),
 ]
 
 #: Every N, every K, every expert count and every router, over tiles of every height; blocks of several tiles too.
@@ -52,6 +62,12 @@ MORE = [
     (Case(48, 4096, 7168, 100, 8, 32, "sparse", interleaved=True), wgmma(32, 512, 128, 3, 2)),
     (Case(1025, 128, 64, 3000, 8, 32, **PAIRS), SHORT),
     (Case(1025, 384, 192, 1500, 1, 64, "hot"), CUT),
+    (Case(8, 72, 96, 150, 2, 64, "dropped", **PAIRS), resident(32, 128, 2)),
+    (Case(8, 768, 224, 300, 4, 192, "ep", **PAIRS), resident(96, 256, 4)),
+    (Case(8, 768, 256, 400, 2, 96, "hot", interleaved=True), resident(48, 256, 6)),
+    (Case(8, 7168, 192, 1000, 1, 128, "hot", weighted=True, **LONG), resident(128, 192, 4)),
+    (Case(48, 1536, 192, 3000, 2, 64, "sparse", weighted=True), resident(64, 192, 4)),
+    (Case(1025, 128, 64, 3000, 8, 32, **PAIRS), resident(32, 64, 6)),
 ]
 
 CALLS = QUICK + MORE

@@ -7,9 +7,10 @@ import torch
 
 from chord_jit import align_blocks, knobs
 from chord_jit.families.indexed import FAMILY
+from chord_jit.schedules.schedule import Schedule
 from tests.gpu.cases import PAIRS, Case
 from tests.gpu.compare import assert_right
-from tests.gpu.prefill_cases import CALLS, CUT, MMA, SHORT, WHOLE, WIDE, named, shaped, wgmma
+from tests.gpu.prefill_cases import CALLS, CUT, MMA, RESIDENT, SHORT, WHOLE, WIDE, named, resident, shaped, wgmma
 from tests.gpu.routers import poisoned
 from tests.gpu.tensors import bits, fenced, fenced_result, generator_of, integer_weight, integers, weight_of
 from tests.gpu.workload import Work, build, forced
@@ -28,14 +29,25 @@ RISING_BY = [
         (16, WIDE), (96, SHORT), (48, wgmma(48, 256, 128, 4)), (128, CUT), (192, wgmma(96, 256, 128, 3, 2)), (256, wgmma(256, 128, 64, 3)),
     )
 ]  # fmt: skip
+RISING_BY += [
+    (replace(shaped(block_m, experts=len(RISING)), k=256), resident(bm, 256, 3)) for block_m, bm in ((256, 128), (96, 96), (64, 64))
+]
 SAME = [shaped(192), shaped(192, **PAIRS)]
-#: Every kernel that computes ``SAME``.
+SAME += [replace(case, k=256) for case in SAME]
+#: Every kernel that computes ``SAME``; ``RESIDENT`` where K is 256.
 SAME_BY = (MMA, CUT, wgmma(96, 256, 128, 3, 2))
+
+
+def by(case: Case) -> tuple[Schedule, ...]:
+    return (*SAME_BY, RESIDENT) if case.k == 256 else SAME_BY
+
+
 SMALL = Case(8, 1024, 768, 20, 2, 64)
 LARGE = shaped(64, 1000)
 BROKEN = shaped(64, 400, top_k=1)
+BROKEN_SHORT = replace(BROKEN, k=256)
 GATE_UP, DOWN = Case(8, 768, 256, 300, 4, 64, "ep", **PAIRS), Case(8, 256, 384, 1200, 1, 64, "ep", weighted=True)
-KERNELS = [(replace(case, weighted=weighted), how) for case in SAME for how in SAME_BY for weighted in (False, True)]
+KERNELS = [(replace(case, weighted=weighted), how) for case in SAME for how in by(case) for weighted in (False, True)]
 KERNELS += [(case, None) for case in (SMALL, LARGE)] + [(BROKEN, SHORT), (GATE_UP, CUT), (DOWN, CUT)]
 
 
@@ -82,7 +94,7 @@ def test_v53_one_weight_gives_the_same_bits_in_every_call(case, weighted, gpu, s
         powers = torch.randint(-3, 1, work.topk_weights.shape, generator=generator, device=gpu)
         work = replace(work, topk_weights=torch.exp2(powers.float()))
     results = {}
-    for schedule in SAME_BY:
+    for schedule in by(case):
         with forced(schedule):
             results[str(schedule)] = work.fenced_call(checked=True)
     if not case.swiglu:  # its exponential is an approximation, the same one in every kernel
@@ -122,10 +134,10 @@ def test_non_finite_activations_stay_in_their_rows(bad, gpu, seed):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("schedule", [WHOLE, SHORT, MMA], ids=str)
-def test_broken_routing_is_left_out(schedule, gpu, seed):
+@pytest.mark.parametrize("case, schedule", [(BROKEN, WHOLE), (BROKEN, SHORT), (BROKEN, MMA), (BROKEN_SHORT, RESIDENT)], ids=str)
+def test_broken_routing_is_left_out(case, schedule, gpu, seed):
     """Ids behind a sentinel of their tile and blocks of unknown experts are not followed; a count past the capacity is cut."""
-    work = build(BROKEN, gpu, seed)
+    work = build(case, gpu, seed)
     routing, padded = work.routing, int(work.routing.num_tokens_padded)
     with forced(schedule):
         clean = work.fenced_call()

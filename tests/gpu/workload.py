@@ -47,7 +47,7 @@ class Work:
     def numerics(self) -> str:
         """Whose error bounds hold for the kernel that the call takes."""
         problem = self.problem
-        return "wgmma" if FAMILY.schedule(problem).kernel == "w4a16_wgmma" else problem.dequant
+        return problem.dequant if FAMILY.schedule(problem).kernel == "w4a16_mma" else "wgmma"
 
     def call(self, **options) -> torch.Tensor:
         options = {"expected_rows": self.hint, **options}

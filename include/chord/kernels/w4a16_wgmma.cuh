@@ -195,12 +195,12 @@ struct W4A16Wgmma {
     // Rows are spread evenly over the expert's tiles, so that all of them take narrow instructions.
     const int height = Widths::of((group.rows + group.tiles - 1) / group.tiles);
     const int row = group.first + row_tile * height;
-    const auto taken = walk.take(group, row, min(height, group.rows - row_tile * height));
+    const auto taken = take(p, walk, group, row, min(height, group.rows - row_tile * height));
     if (taken.count == 0) return;
     const int width = Widths::of(taken.count);
     const int panel = (panel_tile * kShare + rank()) * kPanels;
     const uint8_t* weight = p.weight + (int64_t(group.expert) * kRowPanels + panel) * kBlocks * kBlockBytes;
-    const uint64_t hint = group.alone && !sweeps ? kEvictFirst : kEvictNormal;
+    const uint64_t hint = alone(walk, group) && !sweeps ? kEvictFirst : kEvictNormal;
     wait(empty(cursor.stage), cursor.phase ^ 1);
     int source = row;
     if constexpr (kGathers) {
@@ -228,6 +228,25 @@ struct W4A16Wgmma {
       }
     }
     cursor.next_record();
+  }
+
+  struct Run {
+    int count;
+  };
+
+  // The rows from `row` on that the group's expert owns, `most` at most.
+  __device__ __forceinline__ auto take(const Params& p, const Rows& walk, const typename Rows::Group& group, int row, int most) const {
+    if constexpr (kGathers)
+      return walk.take(group);
+    else
+      return Run{Rows::Source::owned(p.rows, group.expert, row, most, lane)};
+  }
+
+  static __device__ __forceinline__ bool alone(const Rows& walk, const typename Rows::Group& group) {
+    if constexpr (kGathers)
+      return walk.alone(group.before);
+    else
+      return group.tiles == 1;
   }
 
   // What the first lane wrote for others: the elected lane, which arrives for it, may be another, and so may the gathering warps.
