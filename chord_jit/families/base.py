@@ -15,7 +15,8 @@ from chord_jit.schedules.schedule import Schedule
 class Family(Protocol):
     """What the machine needs of a family of kernels.
 
-    A ``problem`` is the family's own frozen dataclass: what is asked, from shapes, dtypes and device facts alone.
+    A ``problem`` is the family's own frozen dataclass: what is asked, from shapes, dtypes and device facts alone. It names its
+    ``family``, and as ``facts`` the GPU that it is for.
     """
 
     name: str

@@ -9,6 +9,7 @@ from typing import ClassVar
 from chord_jit import knobs
 from chord_jit.device import DeviceFacts
 from chord_jit.families import kernels
+from chord_jit.families.grouped_sizes import sizes
 from chord_jit.schedules import cost, legality, resolver, table
 from chord_jit.schedules.schedule import Schedule
 
@@ -53,4 +54,15 @@ def choose(problem: GroupedProblem) -> Schedule:
 
 @lru_cache(maxsize=8192)
 def _choose(problem: GroupedProblem, generation: int) -> Schedule:
-    return resolver.resolve(problem, table=table.fastest, candidates=candidates, violations=legality.violations, cost=cost.estimate)
+    return resolver.resolve(
+        problem, table=table.fastest, candidates=candidates, violations=legality.violations, cost=cost.estimate, model=_model
+    )
+
+
+def _model(problem: GroupedProblem) -> Schedule | None:
+    return _by_size(replace(problem, expected_rows=0)).get(problem.expected_rows)
+
+
+@lru_cache(maxsize=256)
+def _by_size(problem: GroupedProblem) -> dict[int, Schedule]:
+    return kernels.by_size(problem, sizes(problem.layout), table.fastest, candidates)

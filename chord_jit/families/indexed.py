@@ -11,7 +11,7 @@ from chord_jit import device, knobs
 from chord_jit.device import DeviceFacts
 from chord_jit.families import indexed_launch, indexed_problem, kernels
 from chord_jit.families.indexed_launch import Bound
-from chord_jit.families.indexed_problem import IndexedProblem
+from chord_jit.families.indexed_problem import IndexedProblem, size_for
 from chord_jit.families.indexed_refusals import ASKED, CHOOSE, refuse_call, weights_fit
 from chord_jit.families.refusals import check_hint, check_shape, out_fits, refuse_out
 from chord_jit.formats.w4a16_layout import LAYOUT_VERSION, PackedW4A16
@@ -20,8 +20,8 @@ from chord_jit.routing.indexed import IndexedRouting, check_values
 from chord_jit.schedules.deployment import Deployment
 from chord_jit.schedules.schedule import Schedule
 
-#: Most tokens of a decode step that warm-up prepares for.
-_WARM_TOKENS = 512
+#: Most tokens of a step, prefill included, that warm-up prepares for.
+_WARM_TOKENS = 65536
 
 #: Calls of one process that differ in more than this many ways start over; each entry is one small object.
 _MAX_PLANS = 4096
@@ -47,7 +47,7 @@ class IndexedFamily:
         check_shape(CHOOSE, experts, n, k)
         check_hint(CHOOSE, expected_rows)
         dequant = indexed_problem.dequant_for(facts.arch)
-        rows = indexed_problem.size_for(expected_rows)
+        rows = size_for(expected_rows)
         return IndexedProblem(facts, experts, n, k, rows, block_m, interleaved, swiglu, weighted, dequant)
 
     def schedule(self, problem: IndexedProblem) -> Schedule:
@@ -63,13 +63,12 @@ class IndexedFamily:
         return kernels.spec(problem, schedule)
 
     def deployment(self, model: Deployment, facts: DeviceFacts) -> Iterable[IndexedProblem]:
-        """The layer's two projections at every token count up to 512 of a decode step, over all ranks.
+        """The layer's two projections at every size of a step of up to 65536 tokens, over all ranks.
 
         gate/up is asked for interleaved with SwiGLU, down with and without routing weights.
         """
-        for tokens in range(1, _WARM_TOKENS + 1):
-            rows = tokens * model.top_k / model.experts
-            n, k = model.gate_up
+        n, k = model.gate_up
+        for rows in sorted({size_for(tokens * model.top_k / model.experts) for tokens in range(1, _WARM_TOKENS + 1)}):
             free = self.problem(facts, model.local_experts, n, k, rows, interleaved=True, swiglu=True)
             block_m = self.schedule(free).bm
             yield replace(free, block_m=block_m)

@@ -43,14 +43,19 @@ class IndexedProblem:
 
 #: Up to here expected rows per expert are taken as they are: decode, where one row more can want another tile.
 _EXACT_ROWS = 8
+#: The sizes above: half powers of two up to 512 rows, where every tile is full. Neighbours may share a schedule ...
+_ROUNDED = tuple(2 ** (half / 2) for half in range(7, 19))
+#: ... but below this only where the routing's block is given. The block is gate/up's tile, and down's must divide it: a tile
+#: that is a little too tall for gate/up can cost down a third.
+_FREE_BLOCK = 64
 
 
 def size_for(rows: float) -> float:
-    """The rows per expert that stand for ``rows`` when a schedule is chosen: the nearest half power of two above 8.
+    """The rows per expert that stand for ``rows`` when a schedule is chosen: above 8 the nearest half power of two, 512 at most.
 
     So a prefill whose row count changes at every step meets no kernel that warm-up has not built.
     """
-    return rows if rows <= _EXACT_ROWS else 2 ** (round(2 * math.log2(rows)) / 2)
+    return rows if rows <= _EXACT_ROWS else min(2 ** (round(2 * math.log2(rows)) / 2), _ROUNDED[-1])
 
 
 def dequant_for(arch: str) -> str:
@@ -75,7 +80,21 @@ def choose(problem: IndexedProblem) -> Schedule:
 
 @lru_cache(maxsize=8192)
 def _choose(problem: IndexedProblem, generation: int) -> Schedule:
-    return resolver.resolve(problem, table=_measured, candidates=candidates, violations=legality.violations, cost=cost.estimate)
+    return resolver.resolve(
+        problem, table=_measured, candidates=candidates, violations=legality.violations, cost=cost.estimate, model=_model
+    )
+
+
+def _model(problem: IndexedProblem) -> Schedule | None:
+    """What neighbouring sizes share; ``None`` where they share nothing."""
+    if problem.expected_rows < (_ROUNDED[0] if problem.block_m else _FREE_BLOCK):
+        return None
+    return _by_size(replace(problem, expected_rows=0.0)).get(problem.expected_rows)
+
+
+@lru_cache(maxsize=256)
+def _by_size(problem: IndexedProblem) -> dict[float, Schedule]:
+    return kernels.by_size(problem, _ROUNDED, _measured, candidates)
 
 
 def _measured(problem: IndexedProblem) -> Schedule | None:

@@ -7,7 +7,8 @@ A problem of any family tells them ``layout`` (indexed, masked, offsets or block
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from chord_jit.jit import engine, slots
 from chord_jit.jit.launch import Launch, resident_clusters
 from chord_jit.jit.spec import KernelSpec
-from chord_jit.schedules import legality, wgmma
+from chord_jit.schedules import cost, legality, resolver, wgmma
 from chord_jit.schedules.schedule import Schedule
 
 _DEQUANTS = {"subnormal": "kSubnormal", "magic": "kMagic", "scaled": "kScaled"}
@@ -41,12 +42,32 @@ def mma_schedules(problem: object, splits: tuple[int, ...]) -> Iterator[Schedule
 
 def wgmma_schedules(problem: object) -> Iterator[Schedule]:
     """Legal ``w4a16_wgmma`` schedules; those that won elsewhere come first. Multicast (CN = 2) gained nothing on the H200 and
-    is left to overrides."""
+    is left to overrides, and so are more than 128 gathered rows."""
     for bm, tiles in _WGMMA_TILES.items():
+        if problem.layout == "indexed" and bm > 128:
+            break
         for (bn, bk), ctas, stages, split in product(tiles, (1, 2), (4, 5, 3, 6, 2), (2, 1)):
             schedule = Schedule("w4a16_wgmma", bm, bn, bk, stages, split=split, ctas=ctas)
             if not legality.violations(problem, schedule):
                 yield schedule
+
+
+def by_size(
+    problem: object, sizes: Iterable[float], measured: Callable[[object], Schedule | None],
+    candidates: Callable[[object], Sequence[Schedule]],
+) -> dict[float, Schedule]:
+    """The schedule of ``problem`` at each of ``sizes``, ascending rows per expert, where nothing is overridden.
+
+    ``measured``: the table's. Sizes without a row share a schedule with their neighbours where the cost model allows.
+    """
+
+    def good(one: object) -> Sequence[Schedule]:
+        row = measured(one)
+        return [row] if row and not legality.violations(one, row) else resolver.as_cheap(one, candidates(one), cost.estimate)
+
+    asked = {rows: replace(problem, expected_rows=rows) for rows in sizes}
+    found = resolver.shared(asked.values(), good)
+    return {rows: found[one] for rows, one in asked.items()}
 
 
 def mma_spills(problem: object, schedule: Schedule) -> bool:

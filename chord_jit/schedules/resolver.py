@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from chord_jit import knobs
@@ -15,13 +15,27 @@ _OVERRIDES = {
 }  # fmt: skip
 
 #: Costs this close are one to the model.
-_TIE = 1.04
+_TIE = 1.03
 
 
-def _cheapest(problem: object, schedules: list[Schedule], cost: Callable[[object, Schedule], float]) -> Schedule:
+def as_cheap(problem: object, schedules: Sequence[Schedule], cost: Callable[[object, Schedule], float]) -> list[Schedule]:
+    """Those of ``schedules`` that the model holds for as cheap as the cheapest, in their order."""
     costs = [cost(problem, schedule) for schedule in schedules]
     limit = min(costs) * _TIE
-    return next(schedule for schedule, value in zip(schedules, costs, strict=True) if value <= limit)
+    return [schedule for schedule, value in zip(schedules, costs, strict=True) if value <= limit]
+
+
+def shared(sizes: Iterable[object], good: Callable[[object], Sequence[Schedule]]) -> dict[object, Schedule]:
+    """The schedule of each of ``sizes``, one request at ascending rows: neighbours share one as long as one is ``good`` for all."""
+    runs: list[tuple[list[object], list[Schedule]]] = []
+    for one in sizes:
+        fits = list(good(one))
+        common = [schedule for schedule in runs[-1][1] if schedule in fits] if runs else []
+        if common:
+            runs[-1] = ([*runs[-1][0], one], common)
+        else:
+            runs.append(([one], fits))
+    return {one: common[0] for run, common in runs for one in run}
 
 
 def resolve(
@@ -31,10 +45,12 @@ def resolve(
     candidates: Callable[[object], Iterable[Schedule]],
     violations: Callable[[object, Schedule], list[str]],
     cost: Callable[[object, Schedule], float],
+    model: Callable[[object], Schedule | None] = lambda problem: None,
 ) -> Schedule:
     """The schedule of ``problem``. Raises ``OverrideError`` when ``CHORD_W4A16_*`` asks for what no rule allows.
 
-    Among candidates that the model holds for equally good the first is taken, so that a deployment needs few cubins.
+    Among candidates that the cost model holds for equally good the first is taken, or the one that ``model`` names (what
+    neighbouring sizes share), so that a deployment needs few cubins.
     Fields that no variable names are free: among the legal candidates that agree with the override the cheapest is taken;
     where none agrees, the variables are laid over the schedule that would have been chosen, or else over the cheapest candidate
     of any kernel that they leave legal.
@@ -48,11 +64,13 @@ def resolve(
     legal = list(candidates(problem))
     if not legal:
         raise ChordInternalError("choose a schedule", "every valid problem must have a legal schedule", {"problem": problem}, "report it")
+    if not wanted and (named := model(problem)):
+        return named
     agreeing = [s for s in legal if all(getattr(s, field) == value for field, value in wanted.items())]
     if agreeing:
-        return _cheapest(problem, agreeing, cost)
+        return as_cheap(problem, agreeing, cost)[0]
     refused: dict[str, list[str]] = {}
-    for base in filter(None, (found, _cheapest(problem, legal, cost), *sorted(legal, key=lambda one: cost(problem, one)))):
+    for base in filter(None, (found, as_cheap(problem, legal, cost)[0], *sorted(legal, key=lambda one: cost(problem, one)))):
         forced = replace(base, **wanted)
         broken = violations(problem, forced)
         if not broken:

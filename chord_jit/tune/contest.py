@@ -40,8 +40,8 @@ class Contest:
 
     @property
     def rows(self) -> int:
-        """Local routed rows, as tables count them."""
-        return round(self.problem.expected_rows * self.problem.experts)
+        """Local routed rows, as tables count them: the case's own, not the size that stands for them in the problem."""
+        return self.case.rows
 
     @cached_property
     def held(self) -> Schedule | None:

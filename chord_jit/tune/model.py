@@ -9,7 +9,7 @@ from chord_jit.bench.cases import AnyCase, Case, Draw, GroupedCase, Layer
 from chord_jit.schedules.deployment import Deployment
 
 #: Sizes that are measured where none are named: tokens of a decode step, or rows per expert.
-SIZES = {"indexed": (1, 2, 4, 8, 16, 32, 64), "masked": (1, 4, 8, 16, 32, 64, 128), "contiguous": (16, 64, 128, 256, 512, 1024)}
+SIZES = {"indexed": (1, 2, 4, 8, 16, 32, 64), "masked": (1, 4, 8, 16, 32, 64, 128), "contiguous": (16, 64, 128, 256, 512)}
 
 
 def layers_of(model: Deployment) -> tuple[Layer, Layer]:

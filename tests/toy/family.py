@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from chord_jit import device
+from chord_jit.device import DeviceFacts
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.schedules.schedule import Schedule
 
@@ -16,6 +18,10 @@ ASSETS = Path(__file__).resolve().parent
 class ToyProblem:
     arch: str
     scale: int
+
+    @property
+    def facts(self) -> DeviceFacts:
+        return device.target(self.arch)
 
 
 class ToyFamily:

@@ -50,7 +50,7 @@ def test_the_recorded_command_decides_the_numbers_and_names_no_place(words, want
     assert bench.command(parsed(*words)) == wanted
 
 
-@pytest.mark.parametrize("words", [("--rounds", "0"), ("--cases", "prefill"), ("--flush", "none")])
+@pytest.mark.parametrize("words", [("--rounds", "0"), ("--cases", "absent"), ("--flush", "none")])
 def test_bad_arguments_are_refused(words, capsys):
     with pytest.raises(SystemExit) as refused:
         parsed(*words)

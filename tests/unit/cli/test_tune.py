@@ -212,7 +212,7 @@ def test_bad_input_is_refused_before_anything_is_measured(run, gpu, words, named
     assert (code, out) == (2, "") and named in error and gpu.starts == []
 
 
-@pytest.mark.parametrize("words", [("--rounds", "0"), ("--cases", "prefill"), ("--swiglu", "never"), ("--layout", "blocks")])
+@pytest.mark.parametrize("words", [("--rounds", "0"), ("--cases", "absent"), ("--swiglu", "never"), ("--layout", "blocks")])
 def test_bad_arguments_are_refused(words, capsys):
     with pytest.raises(SystemExit) as refused:
         parsed(*words)

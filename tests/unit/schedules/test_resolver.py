@@ -9,7 +9,7 @@ from chord_jit import knobs
 from chord_jit.errors import ChordInternalError, OverrideError
 from chord_jit.families.indexed import FAMILY
 from chord_jit.schedules import resolver, table
-from chord_jit.schedules.cost import mma_cost
+from chord_jit.schedules.cost import estimate
 from chord_jit.schedules.legality import violations
 from tests.unit.schedules.problems import problem, schedule
 
@@ -93,6 +93,31 @@ def test_it_is_never_laid_over_an_illegal_row():
         assert resolve((1, 2, 3, 4), found=TILES[2], illegal=[TILES[2]]) == replace(TILES[0], stages=4, split=2)
 
 
+# -- what neighbouring sizes share --------------------------------------------------------------------------------------
+def share(*good: str) -> str:
+    """What is taken at each size, of schedules named by letters; ``good``: the letters that do for a size, the best first."""
+    found = resolver.shared(range(len(good)), lambda size: [*good[size]])
+    return "".join(found[size] for size in range(len(good)))
+
+
+def test_neighbours_share_what_is_good_for_all_of_them():
+    assert share("ab", "bc", "b", "cb") == "bbbb"
+    assert share("a", "b", "a") == "aba" and share("ab", "ca", "cd") == "aac" and share() == ""
+
+
+def test_of_what_all_could_take_the_first_ones_favourite_is_taken():
+    assert share("abc", "cba") == "aa" and share("cba", "abc") == "cc"
+
+
+def test_what_sizes_share_is_asked_for_behind_the_table_and_only_without_an_override():
+    options = dict(candidates=lambda _: TILES, violations=violations, cost=lambda _, one: TILES.index(one), model=lambda _: TILES[2])
+    assert resolver.resolve(FREE, table=lambda _: TILES[1], **options) == TILES[1]
+    assert resolver.resolve(FREE, table=lambda _: None, **options) == TILES[2]
+    assert resolver.resolve(FREE, table=lambda _: None, **{**options, "model": lambda _: None}) == TILES[0]
+    with knobs.scope(**overrides(bm=8)):
+        assert resolver.resolve(FREE, table=lambda _: None, **options) == TILES[0]
+
+
 # -- the real family ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("field, value", [
     (field, value) for field in VARIABLES for value in sorted({getattr(one, field) for one in FAMILY.candidates(FREE)})
@@ -102,14 +127,17 @@ def test_each_variable_alone_is_honoured(field, value):
         chosen = FAMILY.schedule(FREE)
     agreeing = [one for one in FAMILY.candidates(FREE) if getattr(one, field) == value]
     assert getattr(chosen, field) == value and violations(FREE, chosen) == []
-    assert mma_cost(FREE, chosen) <= 1.1 * min(mma_cost(FREE, one) for one in agreeing)
+    assert estimate(FREE, chosen) <= 1.1 * min(estimate(FREE, one) for one in agreeing)
 
 
 @pytest.mark.parametrize("one", FAMILY.candidates(FREE)[::17], ids=str)
 def test_all_variables_together_name_one_schedule(one, measured):
+    """Of one kernel: where both could serve, as at 16x256x128, it is still free."""
     fields = {name: value for name, value in asdict(one).items() if name != "kernel"}
+    named = [other for other in FAMILY.candidates(FREE) if replace(other, kernel=one.kernel) == one]
     with knobs.scope(**overrides(**fields)):
-        assert FAMILY.schedule(FREE) == one
+        chosen = FAMILY.schedule(FREE)
+    assert chosen in named and (len(named) == 1 or estimate(FREE, chosen) <= 1.1 * min(estimate(FREE, other) for other in named))
     assert FAMILY.schedule(FREE) == measured
 
 
@@ -126,38 +154,72 @@ def test_v57_a_depth_is_honoured_or_refused_by_name(stages):
             chosen = FAMILY.schedule(FREE)
     except OverrideError as error:
         assert error.values == {"CHORD_W4A16_STAGES": stages} and f"CHORD_W4A16_STAGES={stages}" in str(error)
+        rules = rules_of(error)
+        assert set(rules) == {one.kernel for one in FAMILY.candidates(FREE)}
         if not 2 <= stages <= 16:
-            assert error.rule == f"STAGES must lie in 2..16, got {stages}"
+            assert set(rules.values()) == {f"STAGES must lie in 2..16, got {stages}"}
         else:
-            assert error.rule.startswith("shared memory must fit") and stages not in {one.stages for one in FAMILY.candidates(FREE)}
+            assert all(rule.startswith("shared memory must fit") for rule in rules.values())
+            assert stages not in {one.stages for one in FAMILY.candidates(FREE)}
     else:
         assert 2 <= stages <= 16 and chosen.stages == stages and violations(FREE, chosen) == []
 
 
+#: Variables, the routing's block_m, and the rule of each kernel; where block_m leaves one kernel no candidate, of the other alone.
 REFUSED = {
-    "BN": (dict(bn=100), 0, "BN must be a multiple of 128, got 100"),
-    "BK": (dict(bk=100), 0, "BK must be a multiple of 64, got 100"),
-    "BM": (dict(bm=24), 0, "BM must be 8 or 16, got 24"),
-    "BM over block_m": (dict(bm=16), 8, "BM must divide the routing's block_m, got BM=16 and block_m=8"),
-    "BM beside block_m": (dict(bm=16), 24, "BM must divide the routing's block_m, got BM=16 and block_m=24"),
-    "CM": (dict(cm=2), 0, "CM and CN must be 1 (this kernel shares nothing by multicast), got CM=2, CN=1"),
-    "CN": (dict(cn=2), 0, "CM and CN must be 1 (this kernel shares nothing by multicast), got CM=1, CN=2"),
-    "SPLIT": (dict(split=9), 0, "SPLIT must lie in 1..8, got 9"),
-    "CTAS": (dict(ctas=3), 0, "CTAS must be 1 or 2, got 3"),
-    "warps": (dict(bn=128, bk=128), 0, "BN/128 * BK/64 must be 4 or 8 warps, got 2"),
-    "shared memory": (dict(bn=128, bk=512, stages=16), 0, "shared memory must fit 1 CTA(s) an SM, got"),
-    "two at once": (dict(bm=24, split=9), 0, "BM must be 8 or 16, got 24; SPLIT must lie in 1..8, got 9"),
-}
+    "BN": (dict(bn=100), 0, "BN must be a multiple of 128, got 100", "BN must be one of 128, 256, 512, got 100"),
+    "BK": (dict(bk=100), 0, "BK must be a multiple of 64, got 100", "BK must be 64, 128 or 256, got 100"),
+    "BM": (dict(bm=24), 0, "BM must be 8 or 16, got 24", "BM must be one of"),
+    "BM over block_m": (dict(bm=16), 8, "BM must divide the routing's block_m, got BM=16 and block_m=8", None),
+    "BM beside block_m": (dict(bm=16), 24, "BM must divide the routing's block_m, got BM=16 and block_m=24", None),
+    "CM": (
+        dict(cm=2), 0, "CM and CN must be 1 (this kernel shares nothing by multicast), got CM=2, CN=1",
+        "CM must be 1 and CN 1 or 2 (two CTAs share rows by multicast), got CM=2, CN=1",
+    ),
+    "CN": (
+        dict(cn=2), 0, "CM and CN must be 1 (this kernel shares nothing by multicast), got CM=1, CN=2",
+        "CN must be 1 on indexed rows (gathered rows reach one CTA), got 2",
+    ),
+    "SPLIT": (
+        dict(split=9), 0, "SPLIT must lie in 1..8, got 9", "SPLIT must be 1 or 2 (2 cuts the tiles of the last waves along K), got 9",
+    ),
+    "CTAS": (dict(ctas=3), 0, "CTAS must be 1 or 2, got 3", "CTAS must be 1, or 2 at BM=16 and BN=256 (registers), got 3"),
+    "warps": (
+        dict(bm=8, bn=128, bk=128), 0, "BN/128 * BK/64 must be 4 or 8 warps, got 2",
+        "BM must be one of 32, 64, 128, 192, 256 at BN=128, got 8",
+    ),
+    "shared memory": (
+        dict(bn=128, bk=512, stages=16), 0, "shared memory must fit 1 CTA(s) an SM, got", "BK must be 64, 128 or 256, got 512",
+    ),
+    "rows of WGMMA": (
+        dict(bm=64, bn=256, stages=16), 0, "BM must be 8 or 16, got 64", "shared memory must fit 1 CTA(s) an SM, got",
+    ),
+    "two at once": (dict(bm=24, split=9), 0, "BM must be 8 or 16, got 24, SPLIT must lie in 1..8, got 9", "BM must be one of"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("fields, block_m, rule", REFUSED.values(), ids=REFUSED)
-def test_v57_an_illegal_override_names_variable_value_and_rule(fields, block_m, rule):
+def rules_of(error: OverrideError) -> dict[str, str]:
+    """The rules that each kernel breaks, of an error that names several."""
+    return dict(part.split(": ", 1) for part in error.rule.split("; "))
+
+
+@pytest.mark.parametrize("fields, block_m, mma, wgmma", REFUSED.values(), ids=REFUSED)
+def test_v57_an_illegal_override_names_variable_value_and_rule(fields, block_m, mma, wgmma):
     with knobs.scope(**overrides(**fields)), pytest.raises(OverrideError) as caught:
         FAMILY.schedule(replace(FREE, block_m=block_m))
-    assert caught.value.rule.startswith(rule) and isinstance(caught.value, ValueError)
+    rules = rules_of(caught.value) if wgmma else {"w4a16_mma": caught.value.rule}
+    assert rules["w4a16_mma"].startswith(mma) and isinstance(caught.value, ValueError)
+    assert wgmma is None or rules["w4a16_wgmma"].startswith(wgmma)
     assert caught.value.values == {VARIABLES[name]: value for name, value in fields.items()} and caught.value.remedy
     for name, value in fields.items():
         assert f"{VARIABLES[name]}={value}" in str(caught.value)
+
+
+def test_what_one_kernel_refuses_the_other_may_take():
+    """Each of these once had no kernel that takes it: too few warps, a tall tile, a K stage of the other kernel."""
+    for fields, kernel in ((dict(bn=128, bk=128), "w4a16_wgmma"), (dict(bm=64), "w4a16_wgmma"), (dict(bk=512), "w4a16_mma")):
+        with knobs.scope(**overrides(**fields)):
+            assert FAMILY.schedule(FREE).kernel == kernel
 
 
 @pytest.mark.parametrize("name, text", list(product(VARIABLES.values(), ["0", "-8", "x", "8.0", "1e1"])))

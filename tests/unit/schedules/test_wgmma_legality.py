@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from chord_jit import device
 from chord_jit.families.grouped import FAMILY
+from chord_jit.families.indexed import FAMILY as INDEXED
 from chord_jit.jit import slots
 from chord_jit.schedules import wgmma
 from chord_jit.schedules.legality import violations
 from chord_jit.schedules.schedule import Schedule
-from tests.unit.schedules.problems import H200, LAYOUTS, SM_COUNTS, grouped, grouped_problems, wgmma_schedule
+from tests.unit.schedules.problems import H200, LAYOUTS, SM_COUNTS, grouped, grouped_problems, problem, wgmma_schedule
 
 FAR = 1 << 30
 
@@ -198,3 +199,33 @@ def test_both_kernels_compete_on_hopper(layout):
 
 def test_the_rows_of_a_call_do_not_change_what_is_offered():
     assert FAMILY.candidates(grouped(rows=1)) is FAMILY.candidates(grouped(rows=1024))
+
+
+# -- gathered rows ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("block_m, legal", [
+    (0, (16, 32, 48, 64, 96, 128, 160)), (8, ()), (16, (16,)), (48, (16, 48)), (64, (16, 32, 64)), (96, (16, 32, 48, 96)),
+    (128, (16, 32, 64, 128)), (192, (16, 32, 48, 64, 96)), (320, (16, 32, 64, 160)),
+], ids=str)
+def test_a_tile_of_gathered_rows_divides_the_block_of_the_routing(block_m, legal):
+    asked, rule = problem(n=512, block_m=block_m), "BM must divide the routing's block_m, got BM={} and block_m={}"
+    for bm in (16, 32, 48, 64, 96, 128, 160):
+        found = violations(asked, wgmma_schedule(bm, 256, stages=2))
+        assert found == ([] if bm in legal else [rule.format(bm, block_m)]), bm
+    offered = {one.bm for one in INDEXED.candidates(asked) if one.kernel == "w4a16_wgmma"}
+    assert offered == {bm for bm in legal if bm <= 128}, "taller ones are left to overrides"
+
+
+@pytest.mark.parametrize("cn", [2, 4])
+def test_gathered_rows_are_shared_with_no_other_cta(cn):
+    """The tensor copy engine cannot gather, so there is nothing to multicast."""
+    found = violations(problem(n=512), wgmma_schedule(64, 128, cn=cn))
+    assert found and all(text.startswith(("CN must be 1 on indexed rows", "CM must be 1 and CN 1 or 2")) for text in found)
+    assert violations(grouped(n=512), wgmma_schedule(64, 128, cn=2)) == []
+    assert {one.cn for one in INDEXED.candidates(problem(n=512))} == {1}
+
+
+def test_lists_of_gathered_rows_take_shared_memory():
+    """Each record of a tile names the source row, the routed row and the weight of every row: 12 bytes, and a bit of room."""
+    tile = wgmma_schedule(64, 256)
+    more = wgmma.shape(problem(), tile).shared_bytes - wgmma.shape(grouped(), tile).shared_bytes
+    assert 0 <= more - (tile.stages + 1) * 64 * 12 <= (tile.stages + 1) * 16
