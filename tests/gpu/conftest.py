@@ -1,4 +1,6 @@
-"""GPU tests: skipped where there is no GPU, quick ones first, kernels compiled at once beforehand.
+"""GPU tests: skipped where there is no GPU, quick ones first, kernels compiled at once beforehand and loaded where first called.
+
+Workers of pytest-xdist share one cache and the work: each compiles its part of the kernels, and finds or awaits the others'.
 
 A kernel is known beforehand if a selected test takes its ``Case`` or ``GroupedCase`` as a parameter, or a tuple of one and how
 it is computed, or if the test's module names it in ``KERNELS``, a list of such tuples. How: a schedule, a dequantisation, or None
@@ -7,7 +9,9 @@ for what the resolver takes. Any other kernel is compiled when its test asks for
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,17 +41,26 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def gpu(request) -> torch.device:
-    """The device under test, with the kernels that are known beforehand loaded."""
+def gpu(request, tmp_path_factory) -> Iterator[torch.device]:
+    """The device under test, with the kernels that are known beforehand compiled."""
     if not device.present():
         pytest.skip("needs a CUDA device")
     here = torch.device("cuda", torch.cuda.current_device())
+    worker, workers, shared = 0, 1, {}
+    if hasattr(request.config, "workerinput"):
+        worker, workers = int(request.config.workerinput["workerid"].removeprefix("gw")), request.config.workerinput["workercount"]
+        folder = tmp_path_factory.getbasetemp().parent / "chord"  # a worker's own folders lie side by side
+        shared = dict(CHORD_CACHE_DIR=str(folder / "cache"), CHORD_LOCK_DIR=str(folder / "locks"))
     wanted = [choice(case, how, here) for case, how in known_beforehand(request.session.items)]
-    report = warm_up([family(problem.family).spec(problem, schedule) for problem, schedule in wanted])
-    assert not report.failed, str(report)
-    for problem, schedule in wanted:
-        family(problem.family).prepare(problem, schedule, here.index)
-    return here
+    specs = list(dict.fromkeys(family(problem.family).spec(problem, schedule) for problem, schedule in wanted))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in shared.items():
+            patch.setenv(name, value)  # for child processes too
+        knobs.refresh()
+        report = warm_up(specs[worker::workers], jobs=max(1, len(os.sched_getaffinity(0)) // workers))
+        assert not report.failed, str(report)
+        yield here
+    knobs.refresh()
 
 
 def known_beforehand(items) -> list[tuple[Case | GroupedCase, Schedule | str | None]]:
@@ -68,6 +81,13 @@ def choice(case: Case | GroupedCase, how: Schedule | str | None, where: torch.de
     with knobs.scope(CHORD_W4A16_DEQUANT=how if isinstance(how, str) else None):
         problem = PROBLEM_OF[type(case)](case, where)
     return problem, how if isinstance(how, Schedule) else family(problem.family).schedule(problem)
+
+
+@pytest.fixture
+def own_cache(gpu, tmp_path) -> Iterator[None]:
+    """A cache that no other test, worker or run has filled."""
+    with knobs.scope(CHORD_CACHE_DIR=str(tmp_path / "cache")):
+        yield
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 import chord_jit
 from chord_jit import counters, knobs
 from chord_jit.errors import ChordError, InputError, InputTypeError, OverrideError
-from chord_jit.families import grouped_launch
+from chord_jit.families import grouped_launch, kernels
 from chord_jit.jit.launch import Launch
 from tests.gpu.grouped_cases import shaped
 from tests.gpu.grouped_workload import LAYOUTS, NAMES, build
@@ -188,7 +188,8 @@ def test_a_split_of_the_kernel_of_few_rows_is_refused_or_launched_as_clusters(gp
         def __call__(self, *values):
             pass
 
-    monkeypatch.setattr(grouped_launch, "Launch", Seen)
+    monkeypatch.setattr(kernels, "Launch", Seen)
+    monkeypatch.setattr(grouped_launch, "_bound", {})
     with knobs.scope(CHORD_W4A16_BM="8", CHORD_W4A16_SPLIT="2"):
         try:
             ask("masked", call)

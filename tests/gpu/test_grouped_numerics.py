@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from chord_jit import pack_w4a16
-from tests.gpu.compare import BOUNDS, assert_right
+from tests.gpu.compare import BOUNDS, assert_right, relative
 from tests.gpu.grouped_cases import CUT, PAIRS, shaped
 from tests.gpu.grouped_workload import GroupedWork, build, forced
 from tests.gpu.tensors import bits, fenced
@@ -59,8 +61,15 @@ def test_weights_of_one_code(code, gpu):
     counts = torch.tensor([2, 3], dtype=torch.int32, device=gpu)
     work = GroupedWork(fenced(torch.randn(6, 768, device=gpu).bfloat16()), weight, "masked", counts, 3)
     with forced(CUT):
-        out = work.fenced_call()
-        if code == 8:
-            assert not out[work.owned].any()
-        else:
-            assert_right(out, work)
+        out, owned = work.fenced_call(), work.owned
+    if code == 8:
+        assert not out[owned].any()
+        return
+    # Against the same BF16 weights only the output is rounded, and five rows decide by chance how much that costs.
+    rounded = work.expected("bf16")[owned]
+    assert relative(out[owned].double() - rounded, rounded) <= 1.05 * relative(rounded.bfloat16().double() - rounded, rounded)
+    # The 32 weights of a group are equal, so their roundings add up instead of averaging out, and the bound over many outputs does
+    # not hold against exact weights. What always does: each product is off by 2^-8 of itself at most, half a unit of BF16, and
+    # the output by as much again. All weights have one sign, so the sum of the products' sizes is the result for |x|.
+    exact, sizes = work.expected()[owned], replace(work, x=work.x.abs()).expected()[owned].abs()
+    assert bool(((out[owned].double() - exact).abs() <= 2**-8 * (sizes + exact.abs()) * 1.01).all())

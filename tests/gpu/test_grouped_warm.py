@@ -89,7 +89,7 @@ def test_v38_other_counts_need_no_new_kernel(gpu, seed):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_v38_warm_up_leaves_nothing_to_build_or_load(layout, gpu, seed):
+def test_v38_warm_up_leaves_nothing_to_build_or_load(layout, gpu, own_cache, seed):
     """No other test uses this shape."""
     case = GroupedCase(3, 392, 544, layout, 20, "ragged")
     report = chord_jit.warm_up([problem_of(case, gpu)])

@@ -69,9 +69,10 @@ def test_v38_other_token_counts_need_no_new_kernel(block_m, rows, gpu, seed):
     assert (counters().compiles, counters().loads) == (before.compiles, before.loads)
 
 
-@pytest.mark.parametrize("case", [Case(3, 392, 544, 5, 2, 8, weighted=True), Case(3, 392, 544, 300, 2, 64)], ids=str)
-def test_v38_warm_up_leaves_nothing_to_build_or_load(case, gpu, seed):
-    """No other test uses this shape."""
+@pytest.mark.parametrize("tokens, block_m, weighted", [(5, 8, True), (300, 64, False)])
+def test_v38_warm_up_leaves_nothing_to_build_or_load(tokens, block_m, weighted, gpu, own_cache, seed):
+    """No other test uses this shape, and as no parameter is a ``Case``, its kernel is not compiled beforehand."""
+    case = Case(3, 392, 544, tokens, 2, block_m, weighted=weighted)
     report = chord_jit.warm_up([problem_of(case, gpu)])
     assert (report.compiled, report.failed) == (1, 0)
     before, work = counters(), build(case, gpu, seed)
