@@ -54,28 +54,40 @@ def read_json(path: Path) -> Mapping:
 
 
 def read_model_shape(source: str | Path | Mapping) -> ModelShape:
-    """The MoE shape of a DeepSeek-V3-like model (Kimi K2, K2-Thinking, K2.5, K2.6).
+    """The MoE shape of a model named like DeepSeek-V3 (Kimi K2, K2-Thinking, K2.5, K2.6) or like Qwen3 MoE (``num_experts``).
 
     ``source``: a model folder, a config.json, or its content; the fields may lie in ``text_config``. Layers below
-    ``first_k_dense_replace`` and those that ``moe_layer_freq`` does not divide are dense.
+    ``first_k_dense_replace`` and those that ``moe_layer_freq`` does not divide are dense; in Qwen3's naming those of
+    ``mlp_only_layers`` and those whose number, counted from 1, ``decoder_sparse_step`` does not divide.
     Raises ``InputError`` naming the field that is missing or impossible.
     """
     config = read_config(source)
     text = _text_config(config)
-    layers, dense, every = _count(text, "num_hidden_layers"), _count(text, "first_k_dense_replace", 0), _count(text, "moe_layer_freq", 1)
-    experts, top_k = _count(text, "n_routed_experts"), _count(text, "num_experts_per_tok")
+    named = "num_experts" if "num_experts" in text and "n_routed_experts" not in text else "n_routed_experts"
+    layers, experts, top_k = _count(text, "num_hidden_layers"), _count(text, named), _count(text, "num_experts_per_tok")
     if top_k > experts:
         raise InputError(
             "read the shape of a model", "a token cannot go to more experts than there are",
-            {"num_experts_per_tok": top_k, "n_routed_experts": experts}, "pass the config.json as the model came with it",
+            {"num_experts_per_tok": top_k, named: experts}, "pass the config.json as the model came with it",
         )
     return ModelShape(
         hidden=_count(text, "hidden_size"),
         moe_intermediate=_count(text, "moe_intermediate_size"),
         experts=experts,
         top_k=top_k,
-        moe_layers=tuple(layer for layer in range(dense, layers) if layer % max(every, 1) == 0),
+        moe_layers=_qwen_layers(text, layers) if named == "num_experts" else _deepseek_layers(text, layers),
     )
+
+
+def _deepseek_layers(text: Mapping, layers: int) -> tuple[int, ...]:
+    dense, every = _count(text, "first_k_dense_replace", 0), max(_count(text, "moe_layer_freq", 1), 1)
+    return tuple(layer for layer in range(dense, layers) if layer % every == 0)
+
+
+def _qwen_layers(text: Mapping, layers: int) -> tuple[int, ...]:
+    dense, every = text.get("mlp_only_layers"), max(_count(text, "decoder_sparse_step", 1), 1)
+    dense = dense if isinstance(dense, list) else []
+    return tuple(layer for layer in range(layers) if layer not in dense and (layer + 1) % every == 0)
 
 
 def require_int4_group32(source: str | Path | Mapping) -> None:
@@ -126,6 +138,6 @@ def _count(config: Mapping, name: str, default: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < (1 if default is None else 0):
         raise InputError(
             "read the shape of a model", f"{name} must be a positive integer", {name: value},
-            "pass the config.json of a model with routed experts in DeepSeek-V3's naming",
+            "pass the config.json of a model with routed experts in the naming of DeepSeek-V3 or Qwen3 MoE",
         )
     return value

@@ -37,6 +37,39 @@ def test_a_field_that_is_missing_or_impossible(name, value):
         read_model_shape(KIMI | {name: value})
 
 
+QWEN3 = {
+    "model_type": "qwen3_moe", "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 94, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+
+
+def test_qwen3_moe_names_its_experts_otherwise(tmp_path):
+    want = ModelShape(4096, 1536, 128, 8, tuple(range(94)))
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    assert read_model_shape(QWEN3) == read_model_shape(tmp_path) == read_model_shape({"text_config": QWEN3}) == want
+    assert read_model_shape(KIMI | {"num_experts": 5}).experts == 384, "n_routed_experts comes first"
+
+
+@pytest.mark.parametrize(("dense", "every", "layers"), [([], 1, (0, 1, 2, 3, 4)), ([0, 3], 1, (1, 2, 4)), ([3], 2, (1,)), (None, 3, (2,))])
+def test_layers_of_qwen3_with_experts(dense, every, layers):
+    changes = {"num_hidden_layers": 5, "mlp_only_layers": dense, "decoder_sparse_step": every, "first_k_dense_replace": 4}
+    assert read_model_shape(QWEN3 | changes).moe_layers == layers
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "moe_intermediate_size", "num_experts", "num_experts_per_tok", "num_hidden_layers"])
+@pytest.mark.parametrize("value", [None, 0, -8, "8", 8.0, True], ids=repr)
+def test_a_field_of_qwen3_that_is_missing_or_impossible(name, value):
+    with pytest.raises(InputError, match=f"{name} must be a positive integer"):
+        read_model_shape(QWEN3 | {name: value})
+
+
+def test_without_experts_under_either_name():
+    with pytest.raises(InputError, match="n_routed_experts must be a positive integer"):
+        read_model_shape({name: value for name, value in QWEN3.items() if name != "num_experts"})
+    with pytest.raises(InputError, match="num_experts_per_tok=9, num_experts=8"):
+        read_model_shape(QWEN3 | {"num_experts": 8, "num_experts_per_tok": 9})
+
+
 def quantization(**changes) -> dict:
     content = config()
     content["quantization_config"] |= changes
