@@ -70,7 +70,7 @@ def candidates(problem: IndexedProblem) -> tuple[Schedule, ...]:
 
 @lru_cache(maxsize=256)
 def _legal(problem: IndexedProblem) -> tuple[Schedule, ...]:
-    return (*kernels.mma_schedules(problem, (1, 2, 3, 4)), *kernels.wgmma_schedules(problem))
+    return (*kernels.mma_schedules(problem, (1, 2, 3, 4)), *kernels.wgmma_schedules(problem), *kernels.resident_schedules(problem))
 
 
 def choose(problem: IndexedProblem) -> Schedule:

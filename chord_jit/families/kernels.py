@@ -13,10 +13,11 @@ from itertools import product
 
 import torch
 
+from chord_jit.formats.w4a16_layout import PANEL, UNIT_K
 from chord_jit.jit import engine, slots
 from chord_jit.jit.launch import Launch, resident_clusters
 from chord_jit.jit.spec import KernelSpec
-from chord_jit.schedules import cost, legality, resolver, wgmma
+from chord_jit.schedules import cost, legality, resident, resolver, wgmma
 from chord_jit.schedules.schedule import Schedule
 
 _DEQUANTS = {"subnormal": "kSubnormal", "magic": "kMagic", "scaled": "kScaled"}
@@ -70,6 +71,14 @@ def by_size(
     return {rows: found[one] for rows, one in asked.items()}
 
 
+def resident_schedules(problem: object) -> Iterator[Schedule]:
+    """Legal ``w4a16_resident`` schedules: K short enough that two tiles of rows fit in shared memory whole."""
+    for bm, stages in product((128, 96, 64, 48, 32), (4, 3, 6, 2)):
+        schedule = Schedule("w4a16_resident", bm, PANEL, -(-problem.k // UNIT_K) * UNIT_K, stages)
+        if not legality.violations(problem, schedule):
+            yield schedule
+
+
 def mma_spills(problem: object, schedule: Schedule) -> bool:
     """Whether the compiler gives a legal ``w4a16_mma`` schedule local memory, which no kernel that is chosen may have.
 
@@ -115,7 +124,16 @@ def _wgmma_fields(problem: object, schedule: Schedule) -> tuple[tuple[str, int |
     )  # fmt: skip
 
 
-_OWN_FIELDS = {"w4a16_mma": _mma_fields, "w4a16_wgmma": _wgmma_fields}
+def _resident_fields(problem: object, schedule: Schedule) -> tuple[tuple[str, int | bool | str], ...]:
+    shape = resident.shape(problem, schedule)
+    return (
+        ("kWidths", f"chord::Widths<{', '.join(map(str, shape.widths))}>{{}}"), ("kUnitPanels", shape.unit_panels),
+        ("kConsumers", shape.consumers), ("kGroupSteps", shape.group_steps), ("kThreads", shape.threads),
+        ("kSharedBytes", shape.shared_bytes),
+    )  # fmt: skip
+
+
+_OWN_FIELDS = {"w4a16_mma": _mma_fields, "w4a16_wgmma": _wgmma_fields, "w4a16_resident": _resident_fields}
 
 
 def bind(kernel_spec: KernelSpec, index: int, threads: int, shared_bytes: int, ctas: int, cluster: int, params: struct.Struct) -> Launch:

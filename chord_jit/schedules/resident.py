@@ -9,16 +9,20 @@ from dataclasses import dataclass
 
 from chord_jit.formats.w4a16_layout import BLOCK_BYTES, PANEL, UNIT_K
 from chord_jit.schedules.schedule import Schedule
-from chord_jit.schedules.wgmma import WIDE
 
 #: Panels that a row tile's unit has, about: enough to hide the gathering of the next one behind, few enough to share out.
 _UNIT_PANELS = 14
+#: Token rows up to which three consumer warpgroups have registers for their sums.
+_MOST_OF_THREE = 96
+#: Instruction widths by BM. Each is a main loop with registers of its own for its fragments.
+_WIDTHS = {32: (16, 32), 48: (32, 48), 64: (32, 48, 64), 96: (64, 96), 128: (64, 80, 96, 112, 128)}
 
 
 @dataclass(frozen=True)
 class ResidentShape:
     """Derived sizes. ``widths``: rows of the instructions. ``unit_panels``: panels of a unit; ``units``: of a row tile."""
 
+    consumers: int
     widths: tuple[int, ...]
     group_steps: int
     unit_panels: int
@@ -35,12 +39,14 @@ def shape(problem: object, schedule: Schedule) -> ResidentShape:
     row_panels = -(-(problem.n // 2) // (PANEL // 2)) if problem.interleaved else -(-problem.n // PANEL)
     k_blocks = -(-problem.k // UNIT_K)
     units = max(round(row_panels / _UNIT_PANELS), 1)
-    staging = -(-2 * bm * (80 if problem.swiglu else 144) // 128) * 128
+    consumers = 3 if bm <= _MOST_OF_THREE else 2
+    staging = -(-consumers * bm * (80 if problem.swiglu else 144) // 128) * 128
     ring = schedule.stages * k_blocks * BLOCK_BYTES
     shared = 2 * bm * 128 * k_blocks + staging + ring + 2 * bm * 12 + 2 * 32 + (2 * schedule.stages + 6) * 8
     return ResidentShape(
-        WIDE.get(bm, ()), 1 if bm >= 128 or bm == 48 else 2, -(-row_panels // units), units, 384, row_panels, k_blocks, shared
-    )
+        consumers, _WIDTHS.get(bm, ()), 1, -(-row_panels // units), units, (consumers + 1) * 128,
+        row_panels, k_blocks, shared,
+    )  # fmt: skip
 
 
 def violations(problem: object, schedule: Schedule) -> list[str]:
@@ -50,8 +56,8 @@ def violations(problem: object, schedule: Schedule) -> list[str]:
         broken.append(f"kernel w4a16_resident runs on sm_90a only, got {problem.facts.arch}")
     if problem.layout != "indexed":
         broken.append(f"kernel w4a16_resident serves indexed rows only, got {problem.layout}")
-    if schedule.bm not in WIDE:
-        broken.append(f"BM must be one of {', '.join(map(str, WIDE))}, got {schedule.bm}")
+    if schedule.bm not in _WIDTHS:
+        broken.append(f"BM must be one of {', '.join(map(str, _WIDTHS))}, got {schedule.bm}")
     elif problem.block_m and problem.block_m % schedule.bm:
         broken.append(f"BM must divide the routing's block_m, got BM={schedule.bm} and block_m={problem.block_m}")
     if schedule.bn != PANEL:

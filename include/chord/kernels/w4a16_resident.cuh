@@ -4,11 +4,11 @@
 // Unit: up to kBM token rows, whole K, and kUnitPanels panels of 128 outputs. Its rows are gathered once; two buffers hold the rows
 //   of this unit and of the next.
 // Roles: one producer warp finds the units, leaves their records and fills a ring of kStages panels by bulk copies; the other three
-//   warps of its warpgroup gather. Two consumer warpgroups take panels in turn: while one stores its tile, the products of the
-//   other have the tensor cores to themselves.
-// Shared memory: [rows: 2] [output staging: 2] [stages: panels] [ids: 2] [sources: 2] [factors: 2] [records: 2] [barriers].
+//   warps of its warpgroup gather. Consumer warpgroups, three where their sums leave room, take panels in turn: while one multiplies
+//   and has the tensor cores to itself, the others store their tiles, which takes as long as the products of one or two panels.
+// Shared memory: [rows: 2] [output staging of each warpgroup] [stages: panels] [ids: 2] [sources: 2] [factors: 2] [records: 2] [barriers].
 // Units: from a ticket counter, panels of a row tile fastest, then row tiles.
-// Hazards: rows, record and lists of a buffer are rewritten only when both warpgroups have stored their last tile of it; a stage is
+// Hazards: rows, record and lists of a buffer are rewritten only when all warpgroups have stored their last tile of it; a stage is
 //   free as soon as its last codes are in registers; fragments are overwritten only behind the wait for the group that read them.
 #pragma once
 
@@ -41,7 +41,7 @@ struct W4A16Resident {
 
   static constexpr bool kGathers = true;
   static constexpr int kBM = Config::kBM, kStages = Config::kStages, kUnitPanels = Config::kUnitPanels;
-  static constexpr int kGroups = 2, kPanels = 1, kShare = 1, kUnitBlocks = 2, kStagedBlocks = 1, kGroupOutputs = 0;
+  static constexpr int kGroups = Config::kConsumers, kPanels = 1, kShare = 1, kUnitBlocks = 2, kStagedBlocks = 1, kGroupOutputs = 0;
   static constexpr int kThreads = (kGroups + 1) * 128, kGatherers = 96;
   static_assert(kThreads == Config::kThreads, "host and device disagree on the threads");
   static_assert(Widths::of(kBM) == kBM && Widths::kMost == kBM, "the widest instruction must hold a whole tile");
@@ -71,9 +71,9 @@ struct W4A16Resident {
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = (kEntryRegisters * (kGroups + 1) - kProducerRegisters) / kGroups / 8 * 8;
 
-  // The leading warp looks for the next unit after this many panels: both warpgroups have then left the unit before, so it need not
+  // The leading warp looks for the next unit after this many panels: all warpgroups have then left the unit before, so it need not
   // wait, and most of a unit is left to hide the gathering behind.
-  static constexpr int kAhead = kStages + 2;
+  static constexpr int kAhead = kStages + kGroups;
 
   struct Record {
     int row, rows;  // place of the ids, how many; rows = 0 ends the stream
@@ -111,7 +111,7 @@ struct W4A16Resident {
 
   __device__ __forceinline__ uint64_t* full(int stage) const { return reinterpret_cast<uint64_t*>(shared + kBarriersAt) + stage; }
   __device__ __forceinline__ uint64_t* empty(int stage) const { return full(kStages + stage); }
-  // Of a buffer: its record is written; its rows have landed; both warpgroups are done with it.
+  // Of a buffer: its record is written; its rows have landed; all warpgroups are done with it.
   __device__ __forceinline__ uint64_t* told(int buffer) const { return full(2 * kStages + buffer); }
   __device__ __forceinline__ uint64_t* landed(int buffer) const { return full(2 * kStages + 2 + buffer); }
   __device__ __forceinline__ uint64_t* left(int buffer) const { return full(2 * kStages + 4 + buffer); }
@@ -194,8 +194,8 @@ struct W4A16Resident {
   // ---------------------------------------------------------------- consumers
   __device__ __forceinline__ void consume(const Params& p) const {
     Cursor cursor;
-    int taken = 0;  // panels of all units so far
-    if (group() == 1) pass_turn();
+    int turn = 0;
+    if (group() == kGroups - 1) pass_turn();
 #pragma unroll 1
     for (int n = 0;; ++n) {
       const int buffer = buffer_of(n);
@@ -205,20 +205,23 @@ struct W4A16Resident {
       Record tile = record(buffer);
       if (tile.rows == 0) break;
 #pragma unroll 1
-      for (; tile.panel < tile.end; ++tile.panel, ++taken) {
-        if (taken % 2 == group()) {
+      for (; tile.panel < tile.end; ++tile.panel) {
+        if (turn == group()) {
           wait(full(cursor.stage), cursor.phase);
           W4A16Resident(shared).multiply(p, cursor.stage, buffer, tile);
         }
+        turn = turn == kGroups - 1 ? 0 : turn + 1;
         cursor.advance();
       }
       Barrier::arrive(left(buffer));
     }
   }
 
-  // The tensor cores are one warpgroup's at a time: two that multiply at once would also store at once.
-  __device__ __forceinline__ void take_turn() const { cutlass::arch::NamedBarrier::sync(kGroups * 128, 1 + kGroups + group()); }
-  __device__ __forceinline__ void pass_turn() const { cutlass::arch::NamedBarrier::arrive(kGroups * 128, 1 + kGroups + (group() ^ 1)); }
+  // The tensor cores are one warpgroup's at a time: those that multiply at once would also store at once.
+  __device__ __forceinline__ void take_turn() const { cutlass::arch::NamedBarrier::sync(2 * 128, 1 + kGroups + group()); }
+  __device__ __forceinline__ void pass_turn() const {
+    cutlass::arch::NamedBarrier::arrive(2 * 128, 1 + kGroups + (group() == kGroups - 1 ? 0 : group() + 1));
+  }
 
   __device__ __forceinline__ void multiply(const Params& p, int stage, int buffer, const Record& tile) const {
     Sums sums = {};
