@@ -17,6 +17,9 @@ MEANT = {
     "w4a16_mma": (r"HMMA\.16816\.F32\.BF16", "UBLKCP", "SYNCS"),
     "w4a16_wgmma": (r"HGMMA\.64x\d+x16\.F32\.BF16", r"UTMALDG\.2D", "UBLKCP", "SYNCS", r"STSM\.16\.MT88", "USETMAXREG"),
 }
+#: The same where rows are gathered: by copies of 16 bytes, as the tensor copies of Hopper cannot.
+_GATHERING = (r"HGMMA\.64x\d+x16\.F32\.BF16", "LDGSTS", "UBLKCP", "SYNCS", r"STSM\.16\.MT88", "USETMAXREG")
+GATHERED = {"w4a16_mma": MEANT["w4a16_mma"], "w4a16_wgmma": _GATHERING, "w4a16_resident": _GATHERING}
 
 
 def machine_code(entry: Entry, folder: Path) -> tuple[Counter[str], dict[str, int]]:

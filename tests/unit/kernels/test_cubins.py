@@ -12,7 +12,7 @@ from chord_jit.families.indexed import FAMILY
 from chord_jit.jit import engine
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.jit.warmup import warm_up
-from tests.unit.kernels.checks import MEANT, check, machine_code
+from tests.unit.kernels.checks import GATHERED, check, machine_code
 
 #: name, experts, N, K, problem flags: Kimi K2's projections by rank, and shapes that no tile divides.
 CASES = (
@@ -24,8 +24,8 @@ CASES = (
     ("ragged", 5, 200, 1344, {"interleaved": True}),
     ("tiny", 1, 8, 64, {"weighted": True}),
 )
-#: Rows per expert: one token, the decode range, a full block and more.
-ROWS = (0.2, 3.3, 8.0, 30.0)
+#: Rows per expert: one token, the decode range, a full block and more, prefill.
+ROWS = (0.2, 3.3, 8.0, 30.0, 60.0, 120.0, 500.0)
 TARGETS = ("sm_90a", "sm_100a", "sm_103a")
 DEQUANTS = ("subnormal", "magic", "scaled")
 
@@ -65,7 +65,7 @@ def test_chosen_kernels(arch, case, tmp_path):
     specs = specs_of(arch, case)
     assert specs
     for spec in specs:
-        check(spec, tmp_path, MEANT["w4a16_mma"])
+        check(spec, tmp_path, GATHERED[spec.stem])
 
 
 @pytest.mark.parametrize("dequant", DEQUANTS)
@@ -73,7 +73,7 @@ def test_chosen_kernels(arch, case, tmp_path):
 def test_every_dequantisation(arch, dequant, tmp_path):
     spec = with_dequant(specs_of(arch, CASES[0])[0], dequant)
     assert f"k{dequant.capitalize()}" in str(spec)
-    check(spec, tmp_path, MEANT["w4a16_mma"])
+    check(spec, tmp_path, GATHERED["w4a16_mma"])
 
 
 @pytest.mark.parametrize("form", FORMS, ids=[form.name for form in FORMS])

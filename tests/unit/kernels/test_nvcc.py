@@ -24,8 +24,10 @@ def specs() -> list[KernelSpec]:
     for facts in device.TARGETS.values():
         problem = INDEXED.problem(facts, *SHAPE, 4.0, interleaved=True, swiglu=True)
         made.append(INDEXED.spec(problem, INDEXED.schedule(problem)))
-    problem = GROUPED.problem(device.target("sm_90a"), *SHAPE, 256.0, layout="offsets", interleaved=True, swiglu=True)
-    return [*made, GROUPED.spec(problem, Schedule("w4a16_wgmma", 64, 128, 64, 4))]
+    hopper, many = device.target("sm_90a"), Schedule("w4a16_wgmma", 64, 128, 64, 4)
+    made.append(GROUPED.spec(GROUPED.problem(hopper, *SHAPE, 256.0, layout="offsets", interleaved=True, swiglu=True), many))
+    made.append(INDEXED.spec(INDEXED.problem(hopper, *SHAPE, 256.0, interleaved=True, swiglu=True), many))
+    return [*made, INDEXED.spec(INDEXED.problem(hopper, 8, 512, 256, 256.0), Schedule("w4a16_resident", 64, 128, 256, 4))]
 
 
 @pytest.fixture(scope="module")

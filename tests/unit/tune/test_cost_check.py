@@ -21,7 +21,7 @@ def test_problems_are_outside_the_tables_and_of_every_kind():
     assert {one.model for one in SEARCHES} == set(check_cost_model.MODELS)
     rows = sorted(one.case.rows for one in SEARCHES)
     assert rows[0] == 64 and rows[-1] == 8192 and len(set(rows)) >= 4
-    assert {one.choice.kernel for one in SEARCHES} == {"w4a16_mma", "w4a16_wgmma"}
+    assert {one.choice.kernel for one in SEARCHES} >= {"w4a16_mma", "w4a16_wgmma"}
     assert {one.case.layer.gated for one in SEARCHES} == {one.swiglu for one in SEARCHES} == {True, False}
 
 
