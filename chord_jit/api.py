@@ -51,7 +51,8 @@ def indexed(
     Returns ``out``. FP32 accumulation; the same inputs and schedule give the same bits every time. Zero rows launch
     nothing. The default dequantisation on Hopper is exact for activations below 2^67 and outputs above 2^-60;
     smaller outputs lose bits and flush to zero, larger activations make their row non-finite, as non-finite ones do, and
-    touch no other row (measured in ``docs/kernels/w4a16_mma.md``). Runs on the current stream of the tensors' device; a
+    touch no other row (measured in ``docs/kernels/w4a16_mma.md``). Many rows per expert go to a WGMMA kernel, which rounds
+    each weight ``(code - 8) * scale`` once to BF16 and has no such range. Runs on the current stream of the tensors' device; a
     warm call neither allocates (with ``out=``) nor synchronises, and can be captured.
 
     Raises ``InputError`` / ``InputTypeError`` before any launch, ``OverrideError`` for an illegal ``CHORD_W4A16_*``,
@@ -128,20 +129,27 @@ def masked(
     return _grouped.FAMILY.masked(x, weight, masked_m, expected_m, swiglu=swiglu, checked=checked, out=out)
 
 
-def block_m_for(weight: PackedW4A16, expected_rows: float, *, swiglu: bool = False) -> int:
+def block_m_for(weight: PackedW4A16, expected_rows: float, *, swiglu: bool = False, down: PackedW4A16 | None = None) -> int:
     """Token tile that suits ``expected_rows`` rows per expert: the ``block_m`` to build a routing with.
 
-    One routing serves gate/up and down: ask for the gate/up weight and pass the same routing on (``for_down``).
+    One routing serves gate/up and down: ask for the gate/up weight and name the ``down`` weight too, and the block size suits
+    both; pass the same routing on (``for_down``). Any block size is served, since a call only takes tiles that divide it.
     Raises ``InputError`` / ``InputTypeError`` for what is no packed weight, a weight of another call, or no count,
     ``UnsupportedDeviceError`` for a weight on the CPU.
     """
+    problem = _free_problem(weight, expected_rows, swiglu)
+    if down is None:
+        return _indexed.FAMILY.schedule(problem).bm
+    return _indexed.shared_block_m(problem, _free_problem(down, expected_rows, False))
+
+
+def _free_problem(weight: PackedW4A16, expected_rows: float, swiglu: bool) -> object:
+    """What an indexed call on ``weight`` asks for while the routing's block size is open."""
     require_layout(weight)
     require_mode(weight, "indexed")
-    facts = device.facts(weight.place[0])
-    problem = _indexed.FAMILY.problem(
-        facts, weight.experts, weight.n, weight.k, expected_rows, interleaved=weight.interleaved, swiglu=swiglu
+    return _indexed.FAMILY.problem(
+        device.facts(weight.place[0]), weight.experts, weight.n, weight.k, expected_rows, interleaved=weight.interleaved, swiglu=swiglu
     )
-    return _indexed.FAMILY.schedule(problem).bm
 
 
 def warm_up(

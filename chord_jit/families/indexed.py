@@ -11,7 +11,7 @@ from chord_jit import device, knobs
 from chord_jit.device import DeviceFacts
 from chord_jit.families import indexed_launch, indexed_problem, kernels
 from chord_jit.families.indexed_launch import Bound
-from chord_jit.families.indexed_problem import IndexedProblem, size_for
+from chord_jit.families.indexed_problem import IndexedProblem, shared_block_m, size_for
 from chord_jit.families.indexed_refusals import ASKED, CHOOSE, refuse_call, weights_fit
 from chord_jit.families.refusals import check_hint, check_shape, out_fits, refuse_out
 from chord_jit.formats.w4a16_layout import LAYOUT_VERSION, PackedW4A16
@@ -70,7 +70,7 @@ class IndexedFamily:
         n, k = model.gate_up
         for rows in sorted({size_for(tokens * model.top_k / model.experts) for tokens in range(1, _WARM_TOKENS + 1)}):
             free = self.problem(facts, model.local_experts, n, k, rows, interleaved=True, swiglu=True)
-            block_m = self.schedule(free).bm
+            block_m = shared_block_m(free, self.problem(facts, model.local_experts, *model.down, rows, weighted=True))
             yield replace(free, block_m=block_m)
             for weighted in (False, True):
                 yield self.problem(facts, model.local_experts, *model.down, rows, block_m=block_m, weighted=weighted)

@@ -73,6 +73,24 @@ def _legal(problem: IndexedProblem) -> tuple[Schedule, ...]:
     return (*kernels.mma_schedules(problem, (1, 2, 3, 4)), *kernels.wgmma_schedules(problem), *kernels.resident_schedules(problem))
 
 
+#: A block size of down's own must gain this much over that of gate/up: the model is no better than that.
+_WORTH = 1.1
+
+
+def shared_block_m(gate_up: IndexedProblem, down: IndexedProblem) -> int:
+    """The block size of one routing for both projections, whose own are still free: that of gate/up, or of down where the cost
+    model says that the two together gain by it and gate/up's was not measured."""
+    own, other = choose(gate_up).bm, choose(down).bm
+
+    def together(block_m: int) -> float:
+        asked = (replace(problem, block_m=block_m) for problem in (gate_up, down))
+        return sum(cost.estimate(problem, choose(problem)) for problem in asked)
+
+    if own == other or _measured(gate_up) is not None:
+        return own
+    return other if together(other) * _WORTH < together(own) else own
+
+
 def choose(problem: IndexedProblem) -> Schedule:
     """Override, table, cost model; memoised until a knob changes."""
     return _choose(problem, knobs.generation)

@@ -314,12 +314,18 @@ struct W4A16Wgmma {
   __device__ __forceinline__ void consume(const Params& p) {
     Cursor cursor;
     while (true) {
-      wait(full(cursor.stage), cursor.phase);
+      wait_filled(cursor);
       const Record& tile = record(cursor);
       if (tile.rows == 0) break;
       W4A16Wgmma(shared).multiply(p, cursor, tile);
       cursor.next_record();
     }
+  }
+
+  // Gathered rows were written through the generic proxy, WGMMA reads through the asynchronous one.
+  __device__ __forceinline__ void wait_filled(const Cursor& cursor) const {
+    wait(full(cursor.stage), cursor.phase);
+    if constexpr (kGathers) cutlass::arch::fence_view_async_shared();
   }
 
   __device__ __forceinline__ int group() const { return warp / 4; }
@@ -356,7 +362,6 @@ struct W4A16Wgmma {
     const uint32_t rows = wgmma_descriptor(shared_address(shared));
     const int stages = tile.stages;
     int last_stage = 0;
-    if constexpr (kGathers) cutlass::arch::fence_view_async_shared();  // for the first stage
     codes.load(blocks + cursor.stage * kWeightBytes, unit, lane);
     codes.template decode<kSteps>(fragments[0], 0);
 #pragma unroll 1
@@ -373,7 +378,7 @@ struct W4A16Wgmma {
             if (block + 1 < kStageBlocks) {
               codes.load(blocks + stage * kWeightBytes + (block + 1) * kBlockBytes, unit, lane);
             } else if (k + 1 < stages) {
-              wait(full(cursor.stage), cursor.phase);
+              wait_filled(cursor);
               codes.load(blocks + cursor.stage * kWeightBytes, unit, lane);
             }
           };
@@ -385,9 +390,6 @@ struct W4A16Wgmma {
               Wgmma<kWidth>::multiply(sums[m], fragments[now][step][m], tile_rows + block * kBM * 8 + (round * kSteps + step) * 2);
           wgmma_commit();
           if (kRounds == 1) fetch();
-          // Gathered rows were written through the generic proxy, WGMMA reads through the asynchronous one. The fence costs
-          // hundreds of cycles, so it runs beside the last products of the stage before.
-          if (kGathers && block == kStageBlocks - 1 && round == kRounds - 1 && k + 1 < stages) cutlass::arch::fence_view_async_shared();
           wgmma_wait<1>();
           if (block == 0 && round == 0 && k > 0) release(last_stage);
           codes.template decode<kSteps>(fragments[now ^ 1], (round + 1) % kRounds * kSteps);

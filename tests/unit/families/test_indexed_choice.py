@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chord_jit import api, device, knobs
 from chord_jit.errors import OverrideError, UnsupportedDeviceError
 from chord_jit.families.indexed import FAMILY, IndexedFamily
-from chord_jit.families.indexed_problem import size_for
+from chord_jit.families.indexed_problem import shared_block_m, size_for
 from chord_jit.jit import engine
 from chord_jit.jit.key import key_of
 from chord_jit.schedules.cost import estimate
@@ -202,3 +202,26 @@ def test_off_hopper_four_warps_do(asked):
     """Eight warps spill there."""
     assume(asked.facts.arch != "sm_90a")
     assert {dict(FAMILY.spec(asked, one).config)["kThreads"] for one in FAMILY.candidates(asked)} == {(4 + 4) * 32}
+
+
+@pytest.mark.parametrize("rows", [0.5, 8, 21.3, 42.7, 85.3, 341.3])
+def test_one_block_serves_both_projections(rows):
+    """Measured gate/up keeps its own block; down gets a schedule for it, whatever its own would have been."""
+    gate_up = FAMILY.problem(H200, 384, 512, 7168, rows, interleaved=True, swiglu=True)
+    down = FAMILY.problem(H200, 384, 7168, 256, rows, weighted=True)
+    block_m = shared_block_m(gate_up, down)
+    assert block_m == FAMILY.schedule(gate_up).bm
+    for problem in (gate_up, down):
+        assert block_m % FAMILY.schedule(replace(problem, block_m=block_m)).bm == 0
+
+
+def test_an_unmeasured_pair_takes_the_block_that_costs_less():
+    gate_up = FAMILY.problem(H200, 16, 1536, 2048, 43, interleaved=True, swiglu=True)
+    down = FAMILY.problem(H200, 16, 2048, 768, 43, weighted=True)
+    own, other = FAMILY.schedule(gate_up).bm, FAMILY.schedule(down).bm
+    costs = {}
+    for block_m in (own, other):
+        asked = [replace(problem, block_m=block_m) for problem in (gate_up, down)]
+        costs[block_m] = sum(estimate(problem, FAMILY.schedule(problem)) for problem in asked)
+    assert own != other and costs[other] * 1.1 < costs[own]
+    assert shared_block_m(gate_up, down) == other
