@@ -13,7 +13,7 @@ import torch
 
 from chord_jit import device
 from chord_jit.families import indexed_launch
-from chord_jit.families.indexed_launch import MMA_PARAMS, WGMMA_PARAMS
+from chord_jit.families.indexed_launch import MMA_PARAMS, RESIDENT_PARAMS, WGMMA_PARAMS
 from chord_jit.formats.w4a16 import PackedW4A16, allocate
 from chord_jit.jit import engine, launch, scratch, slots
 from chord_jit.routing.indexed import IndexedRouting, align_blocks
@@ -25,6 +25,7 @@ _ROUTING = ("sorted_ids", "expert_ids", "padded", "id_capacity", "block_capacity
 PARAMETERS = {
     "w4a16_mma": (("x", "weight", "out", "row_weights", "ticket", *_ROUTING), MMA_PARAMS),
     "w4a16_wgmma": (("x", "row_weights", "weight", "out", "ticket", "joints", "sums", *_ROUTING), WGMMA_PARAMS),
+    "w4a16_resident": (("x", "row_weights", "weight", "out", "ticket", *_ROUTING), RESIDENT_PARAMS),
 }
 STREAM = 0x5157
 TICKET = 0x7000

@@ -10,7 +10,7 @@ from chord_jit.errors import CaptureError, InputError, LaunchError, OverrideErro
 from chord_jit.families import indexed
 from chord_jit.families.indexed import FAMILY, IndexedFamily
 from chord_jit.jit import engine, slots
-from chord_jit.schedules import wgmma
+from chord_jit.schedules import resident, wgmma
 from chord_jit.schedules.legality import mma_shape
 from chord_jit.schedules.schedule import Schedule
 from tests.unit.families.fake_gpu import H200, STREAM, SUMS, TICKET, bf16, machine, on_gpu, routing_of, weight_of
@@ -22,6 +22,7 @@ BUFFERS = ("sorted_ids", "expert_ids", "num_tokens_padded")
 WHOLE = Schedule("w4a16_mma", 8, 128, 256, 2)
 SPLIT = Schedule("w4a16_mma", 8, 128, 256, 2, split=3)
 GATHERED, CUT = Schedule("w4a16_wgmma", 16, 256, 64, 3), Schedule("w4a16_wgmma", 16, 256, 64, 3, split=2)
+RESIDENT = Schedule("w4a16_resident", 32, 128, K, 3)
 
 
 @pytest.fixture
@@ -79,6 +80,24 @@ def test_every_parameter_of_the_gathering_kernel_is_the_tensors_own(machine, fam
     assert machine.sums == ([(0, STREAM, 132 * shape.sums_bytes)] if sums else [])
 
 
+def test_every_parameter_of_the_resident_kernel_is_the_tensors_own(machine, family, call):
+    weights, routing = on_gpu(torch.rand(TOKENS, TOP_K)), routing_of(TOKENS, TOP_K, 64, EXPERTS)
+    with forced(RESIDENT):
+        family.run(**{**call, "topk_weights": weights, "routing": routing})
+    (told,), (loaded,) = machine.calls, machine.loads
+    assert loaded[0].stem == "w4a16_resident" and told == {
+        "x": call["x"].data_ptr(), "row_weights": weights.data_ptr(), "weight": call["weight"].data.data_ptr(),
+        "out": call["out"].data_ptr(), "ticket": TICKET, "sorted_ids": routing.sorted_ids.data_ptr(),
+        "expert_ids": routing.expert_ids.data_ptr(), "padded": routing.num_tokens_padded.data_ptr(),
+        "id_capacity": routing.sorted_ids.numel(), "block_capacity": -(-routing.sorted_ids.numel() // 64), "routed_rows": 18, "top_k": 3,
+        "experts": 8, "sub_blocks": 2,
+    }  # fmt: skip
+    (seen,) = machine.driver.launches
+    shape = resident.shape(FAMILY.problem(H200, EXPERTS, N, K, 1.0), RESIDENT)
+    assert (seen.stream, seen.grid, seen.block, seen.shared) == (STREAM, (132, 1, 1), (shape.threads, 1, 1), shape.shared_bytes)
+    assert seen.cluster == 0 and machine.sums == [], "no tile is cut"
+
+
 def test_both_kernels_serve_one_packed_weight(machine, family):
     """Few rows per expert and many, without another packing."""
     weight, tiles = weight_of(EXPERTS, N, K), []
@@ -91,9 +110,10 @@ def test_both_kernels_serve_one_packed_weight(machine, family):
     assert tiles == ["w4a16_mma", "w4a16_wgmma"] and {told["weight"] for told in machine.calls} == {weight.data.data_ptr()}
 
 
-def test_routing_weights_make_no_other_gathering_kernel(machine, family, call):
+@pytest.mark.parametrize("schedule", [GATHERED, RESIDENT], ids=str)
+def test_routing_weights_make_no_other_gathering_kernel(machine, family, call, schedule):
     call["routing"] = routing_of(TOKENS, TOP_K, 32, EXPERTS)
-    with forced(GATHERED):
+    with forced(schedule):
         family.run(**call)
         family.run(**{**call, "topk_weights": on_gpu(torch.rand(TOKENS, TOP_K))})
     assert len(machine.loads) == 1 and machine.calls[0]["row_weights"] == 0 != machine.calls[1]["row_weights"]

@@ -211,8 +211,8 @@ def test_one_block_serves_both_projections(rows):
     down = FAMILY.problem(H200, 384, 7168, 256, rows, weighted=True)
     block_m = shared_block_m(gate_up, down)
     assert block_m == FAMILY.schedule(gate_up).bm
-    for problem in (gate_up, down):
-        assert block_m % FAMILY.schedule(replace(problem, block_m=block_m)).bm == 0
+    for asked in (gate_up, down):
+        assert block_m % FAMILY.schedule(replace(asked, block_m=block_m)).bm == 0
 
 
 def test_an_unmeasured_pair_takes_the_block_that_costs_less():

@@ -64,6 +64,11 @@ def wgmma_schedule(bm: int = 64, bn: int = 128, bk: int = 128, stages: int = 4, 
     return Schedule("w4a16_wgmma", bm, bn, bk, stages, **fields)
 
 
+def resident_schedule(bm: int = 64, bk: int = 256, stages: int = 4, **fields) -> Schedule:
+    """A ``w4a16_resident`` schedule, by default one that ``problem(k=256)`` allows."""
+    return Schedule("w4a16_resident", bm, 128, bk, stages, **fields)
+
+
 @strategies.composite
 def grouped_problems(draw, archs: tuple[str, ...] = ("sm_90a",)) -> GroupedProblem:
     """Anything that a packed weight, a layout of rows and a GPU of ``archs`` can ask for."""

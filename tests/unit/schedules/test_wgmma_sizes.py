@@ -17,7 +17,7 @@ from chord_jit.jit.render import config_struct
 from chord_jit.schedules import wgmma
 from chord_jit.schedules.legality import violations
 from tests.unit.schedules.device_asserts import compile_asserts, order_asserts
-from tests.unit.schedules.problems import LAYOUTS, grouped, wgmma_schedule
+from tests.unit.schedules.problems import LAYOUTS, grouped, problem, wgmma_schedule
 
 #: Panels that 1, 2 and 4 divide; K tails; more than one stage and less than one; shapes smaller than any tile.
 PROBLEMS = (
@@ -26,6 +26,8 @@ PROBLEMS = (
     grouped(n=512, k=2048, interleaved=True, layout="blocks"),
     grouped(n=200, k=1344, layout="offsets"),
     grouped(n=8, k=32, layout="masked"),
+    problem(n=1024, k=7168),
+    problem(n=456, k=1344, interleaved=True, swiglu=True),
 )
 EVERY = [
     wgmma_schedule(bm, bn, bk, stages, cn=cn, split=1 + stages % 2, ctas=ctas)
@@ -59,12 +61,12 @@ def legal() -> list[tuple]:
 def test_what_legality_allows_the_kernel_accepts_with_the_same_sizes():
     pairs = legal()
     assert {(one.bn, one.bk) for _, one in pairs} >= set(product((128, 256, 512), (64, 128))) and len(pairs) > 100
-    assert {asked.layout for asked, _ in pairs} == set(LAYOUTS)
+    assert {asked.layout for asked, _ in pairs} == {*LAYOUTS, "indexed"}
     assert {(one.split, one.ctas) for _, one in pairs} == set(product((1, 2), (1, 2)))
     lines = []
     for index, (asked, one) in enumerate(pairs):
         kernel, sizes = f"chord::W4A16Wgmma<c{index}::Config>", wgmma.shape(asked, one)
-        lines.append(f"namespace c{index} {{ {config_struct(FAMILY.spec(asked, one))} }}")
+        lines.append(f"namespace c{index} {{ {config_struct(kernels.spec(asked, one))} }}")
         lines += [f'static_assert({kernel}::{theirs} == {getattr(sizes, ours)}, "{one} {theirs}");' for theirs, ours in SIZES.items()]
         registers = f"{kernel}::kConsumerRegisters"
         lines.append(f"static_assert({registers} <= 256 && {registers} % 8 == 0);")  # setmaxnreg ends at 256
