@@ -32,6 +32,11 @@ _WGMMA_TILES = {
     160: ((256, 128), (256, 64)), 192: ((128, 128), (128, 64)), 256: ((128, 64),),
 }  # fmt: skip
 
+#: Legal forms of w4a16_wgmma whose products the assembler serialises (C7512): layout, BM, BN, BK, CTAS. None is offered.
+_SERIALISED = {("indexed", 16, 256, 256, 2)}
+#: Blocks of K that w4a16_resident is offered from. Of one block the assembler serialises the products (C7511, C7517, C7519).
+_LEAST_RESIDENT_BLOCKS = 2
+
 
 def mma_schedules(problem: object, splits: tuple[int, ...]) -> Iterator[Schedule]:
     """Legal ``w4a16_mma`` schedules without spills, about two hundred at most; those that won elsewhere come first."""
@@ -49,7 +54,7 @@ def wgmma_schedules(problem: object) -> Iterator[Schedule]:
             break
         for (bn, bk), ctas, stages, split in product(tiles, (1, 2), (4, 5, 3, 6, 2), (2, 1)):
             schedule = Schedule("w4a16_wgmma", bm, bn, bk, stages, split=split, ctas=ctas)
-            if not legality.violations(problem, schedule):
+            if (problem.layout, bm, bn, bk, ctas) not in _SERIALISED and not legality.violations(problem, schedule):
                 yield schedule
 
 
@@ -72,10 +77,11 @@ def by_size(
 
 
 def resident_schedules(problem: object) -> Iterator[Schedule]:
-    """Legal ``w4a16_resident`` schedules: K short enough that two tiles of rows fit in shared memory whole."""
+    """Legal ``w4a16_resident`` schedules: K short enough that two tiles of rows fit in shared memory whole, and longer than a block."""
+    blocks = -(-problem.k // UNIT_K)
     for bm, stages in product((128, 96, 64, 48, 32), (4, 3, 6, 2)):
-        schedule = Schedule("w4a16_resident", bm, PANEL, -(-problem.k // UNIT_K) * UNIT_K, stages)
-        if not legality.violations(problem, schedule):
+        schedule = Schedule("w4a16_resident", bm, PANEL, blocks * UNIT_K, stages)
+        if blocks >= _LEAST_RESIDENT_BLOCKS and not legality.violations(problem, schedule):
             yield schedule
 
 

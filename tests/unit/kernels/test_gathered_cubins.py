@@ -15,6 +15,7 @@ import pytest
 from chord_jit import device
 from chord_jit.families.indexed import FAMILY
 from chord_jit.families.indexed_problem import IndexedProblem, shared_block_m
+from chord_jit.jit import engine
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.jit.warmup import warm_up
 from chord_jit.schedules import table
@@ -98,10 +99,18 @@ def title(pair: Pair) -> str:
     return f"{problem.n}x{problem.k}{' swiglu' if problem.swiglu else ''} {schedule}"
 
 
+#: What the assembler serialises, so that no problem is offered it: a loop over K of one pass, which the compiler dissolves, and too many
+#: fragments for two CTAs an SM. As soon as it takes one without a word, the rule in ``families/kernels.py`` may go.
+SERIALISED = (
+    (FAMILY.problem(H200, 8, 1024, 64, 64.0), Schedule("w4a16_resident", 128, 128, 64, 4)),
+    (FAMILY.problem(H200, 8, 1024, 2048, 64.0), Schedule("w4a16_wgmma", 16, 256, 256, 2, ctas=2)),
+)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def compiled(private_roots):
     """All of them at once, on every core; a kernel that fails to compile fails its own test below."""
-    warm_up(FAMILY.spec(*pair) for pair in PAIRS)
+    warm_up(FAMILY.spec(*pair) for pair in (*PAIRS, *SERIALISED))
 
 
 def test_the_set_is_small_and_legal():
@@ -117,3 +126,16 @@ def test_gathered_kernels(pair, tmp_path):
     assert not [name for name in code if name.startswith("UTMA")], "the tensor copy engine cannot gather"
     widths = {int(found[1]) for name in code if (found := re.match(r"HGMMA\.64x(\d+)x16\.F32\.BF16", name))}
     assert widths == set(map(int, re.findall(r"\d+", dict(spec.config)["kWidths"])))
+
+
+@pytest.mark.parametrize("pair", SERIALISED, ids=title)
+def test_what_the_assembler_serialises_is_legal_and_never_offered(pair):
+    problem, schedule = pair
+    assert any("serialized" in text for text in engine.build(FAMILY.spec(*pair)).facts["warnings"])
+    assert violations(*pair) == [] and schedule not in FAMILY.candidates(problem)
+
+
+@pytest.mark.parametrize("k", [32, 64, 96])
+def test_rows_are_kept_for_two_blocks_of_k_and_more(k):
+    offered = {one.kernel for one in FAMILY.candidates(FAMILY.problem(H200, 8, 1024, k, 64.0))}
+    assert ("w4a16_resident" in offered) == (k > 64)

@@ -1,7 +1,9 @@
 """Host and device agree on w4a16_resident: what legality allows passes every assertion of the kernel, with the same sizes."""
 
+import re
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +65,33 @@ def test_what_legality_allows_the_kernel_accepts_with_the_same_sizes():
         lines.append(f"static_assert({pool} <= 65536 / 128);")
         lines.append(f"static_assert({kernel}::kRowsBytes % 1024 == 0);")  # the swizzle repeats
         lines.append(f"static_assert({kernel}::kWeightAt % 128 == 0 && {kernel}::kBarriersAt % 8 == 0);")
+    compile_asserts("w4a16_resident", lines)
+
+
+def table_of_the_page() -> list[list[str]]:
+    """The rows of the page's table of forms, cell by cell."""
+    page = (Path(__file__).parents[3] / "docs" / "kernels" / "w4a16_resident.md").read_text()
+    lines = [line for line in page.splitlines() if re.match(r"\| \d+x", line)]
+    return [[cell.strip().replace(",", "") for cell in line.strip("| ").split("|")] for line in lines]
+
+
+def test_the_page_states_the_sizes_of_the_main_forms():
+    lines, forms = [], []
+    for index, (form, widths, consumers, registers, *stated) in enumerate(table_of_the_page()):
+        bm, bn, bk, stages = map(int, re.fullmatch(r"(\d+)x(\d+)x(\d+) s(\d+)", form).groups())
+        one, asked = resident_schedule(bm, bk, stages), problem(n=7168, k=bk, interleaved=True)
+        plain, fused = (resident.shape(replace(asked, swiglu=swiglu), one) for swiglu in (False, True))
+        assert violations(asked, one) == [] and bn == one.bn
+        assert (list(plain.widths), plain.consumers) == (list(map(int, widths.split())), int(consumers))
+        rows, ring = 2 * bm * bk * 2, stages * bk // 64 * 4608
+        rest = 2 * (bm * 12 + 32) + (2 * stages + 6) * 8
+        staging = [size.shared_bytes - rows - ring - rest for size in (plain, fused)]
+        assert list(map(int, re.findall(r"\d+", " ".join(stated)))) == [rows, *staging, ring, rest, plain.shared_bytes]
+        kernel, (producer, consumer) = f"chord::W4A16Resident<c{index}::Config>", registers.split()
+        lines.append(f"namespace c{index} {{ {config_struct(FAMILY.spec(asked, one))} }}")
+        lines.append(f"static_assert({kernel}::kProducerRegisters == {producer} && {kernel}::kConsumerRegisters == {consumer});")
+        forms.append(form)
+    assert forms == ["64x128x256 s5", "96x128x256 s4", "128x128x256 s3"]
     compile_asserts("w4a16_resident", lines)
 
 
