@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import torch
+from torch.compiler import is_compiling
 
 from chord_jit import device
 from chord_jit import plan as _plan
 from chord_jit.errors import InputError
 from chord_jit.families import grouped as _grouped
 from chord_jit.families import indexed as _indexed
+from chord_jit.formats.checkpoint import MoEWeights, load_moe_layers
 from chord_jit.formats.w4a16 import PackedW4A16, pack_w4a16, pack_w4a16_grouped, require_layout, require_mode, unpack_w4a16
 from chord_jit.jit.counters import Counters, counters
 from chord_jit.jit.warmup import WarmupReport
@@ -21,8 +24,8 @@ from chord_jit.routing.indexed import IndexedRouting, align_blocks
 from chord_jit.schedules.deployment import Deployment
 
 __all__ = [
-    "Counters", "Deployment", "IndexedRouting", "PackedW4A16", "WarmupReport", "align_blocks", "block_m_for", "contiguous", "counters",
-    "indexed", "masked", "pack_w4a16", "pack_w4a16_grouped", "unpack_w4a16", "warm_up",
+    "Counters", "Deployment", "IndexedRouting", "MoEWeights", "PackedW4A16", "WarmupReport", "align_blocks", "block_m_for", "contiguous",
+    "counters", "indexed", "load_moe_layers", "masked", "pack_w4a16", "pack_w4a16_grouped", "unpack_w4a16", "warm_up",
 ]  # fmt: skip
 
 
@@ -58,6 +61,10 @@ def indexed(
     Raises ``InputError`` / ``InputTypeError`` before any launch, ``OverrideError`` for an illegal ``CHORD_W4A16_*``,
     ``CaptureError`` for a cold call inside CUDA graph capture.
     """
+    if is_compiling():
+        return _ops().indexed(
+            x, weight, routing, swiglu=swiglu, topk_weights=topk_weights, expected_rows=expected_rows, checked=checked, out=out
+        )
     return _indexed.FAMILY.run(
         x, weight, routing, swiglu=swiglu, topk_weights=topk_weights, expected_rows=expected_rows, checked=checked, out=out
     )
@@ -97,6 +104,10 @@ def contiguous(
     Raises ``InputError`` / ``InputTypeError`` before any launch, ``OverrideError`` for an illegal ``CHORD_W4A16_*``,
     ``CaptureError`` for a cold or a checked call inside CUDA graph capture.
     """
+    if is_compiling():
+        return _ops().contiguous(
+            x, weight, m_indices, offsets=offsets, swiglu=swiglu, expected_rows=expected_rows, checked=checked, out=out
+        )
     return _grouped.FAMILY.contiguous(
         x, weight, m_indices, offsets=offsets, swiglu=swiglu, expected_rows=expected_rows, checked=checked, out=out
     )
@@ -126,7 +137,16 @@ def masked(
     and whatever they hold in ``x``, NaN included, never influences another row. Numerics, determinism, streams,
     capture and errors are those of ``contiguous``.
     """
+    if is_compiling():
+        return _ops().masked(x, weight, masked_m, expected_m, swiglu=swiglu, checked=checked, out=out)
     return _grouped.FAMILY.masked(x, weight, masked_m, expected_m, swiglu=swiglu, checked=checked, out=out)
+
+
+def _ops() -> ModuleType:
+    """The custom ops, which a call goes through while ``torch.compile`` or ``torch.export`` traces it."""
+    from chord_jit import ops
+
+    return ops
 
 
 def block_m_for(weight: PackedW4A16, expected_rows: float, *, swiglu: bool = False, down: PackedW4A16 | None = None) -> int:

@@ -1,36 +1,58 @@
-"""One MoE layer from a Kimi K2 checkpoint to packed weights, expert by expert.
+"""MoE layers from a checkpoint to packed weights, expert by expert.
 
 Layout (compressed-tensors, format ``pack-quantized``): for layer L, expert E and each of gate_proj, up_proj, down_proj,
 ``{prefix}model.layers.L.mlp.experts.E.<proj>.weight_{packed,scale,shape}``; the prefix is empty or ``language_model.``.
+Kimi K2-Thinking, K2.5 and K2.6 are named so, and so is Qwen3 MoE.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
 
 from chord_jit.errors import InputError
+from chord_jit.formats.expert_reader import ExpertReader, root_of
 from chord_jit.formats.model_config import ModelShape, read_config, read_model_shape, require_int4_group32
+from chord_jit.formats.moe_weights import MoEWeights, allocate_layer
 from chord_jit.formats.shards import Shards
-from chord_jit.formats.w4a16 import GROUP, PackedW4A16, allocate, pack_expert
+from chord_jit.formats.share import Share
 
-__all__ = ["ModelShape", "MoEWeights", "load_moe_layer", "read_model_shape"]
+__all__ = ["Checkpoint", "ModelShape", "MoEWeights", "load_moe_layer", "load_moe_layers", "read_model_shape"]
 
-_PREFIXES = ("", "language_model.")
+#: ``(done, total, (layer, expert))`` after each expert.
+Progress = Callable[[int, int, tuple[int, int]], None]
 
 
-@dataclass(frozen=True)
-class MoEWeights:
-    """Packed weights of one layer's local experts. ``gate_up``: N = 2 x moe_intermediate, K = hidden. ``down``: N = hidden,
-    K = moe_intermediate.
+def load_moe_layers(
+    path: str | Path,
+    *,
+    layers: Iterable[int] | None = None,
+    ep: int = 1,
+    tp: int = 1,
+    rank: int = 0,
+    device: torch.device | str = "cpu",
+    interleave: bool = True,
+    progress: Progress | None = None,
+) -> dict[int, MoEWeights]:
+    """Loads and packs one rank's share of the routed experts of ``layers``: all MoE layers of the model by default.
+
+    ``ep`` ranks share the experts, ``tp`` ranks the neurons of each expert (rows of gate and up, columns of down), in
+    contiguous slices; ``rank`` = ep_rank * tp + tp_rank. Of a tensor only the rank's slice is read. ``interleave``: pack
+    gate and up of a neuron together, for fused SwiGLU. ``progress(done, total, (layer, expert))`` is called after each expert.
+
+    Shards are mapped and read as safetensors; nothing in the folder is executed. Beyond the result and the mapped files
+    memory holds less than two experts; on a GPU, beyond the result, one expert with the scratch of packing it.
+
+    Raises ``InputError``, naming file and tensor, for a scheme other than symmetric INT4 in groups of 32, for missing or
+    truncated shards, missing experts, wrong shapes or dtypes, non-finite scales, and shares that are not equal or cut a
+    group. Config, names and shards are checked before the first weight is read.
     """
-
-    gate_up: PackedW4A16
-    down: PackedW4A16
+    share = Share(ep, tp, rank)
+    with Checkpoint(path) as source:
+        wanted, experts, neurons = source.layers(layers), share.experts(source.shape), share.neurons(source.shape)
+        return _load(source, wanted, experts, neurons, device, interleave, progress)
 
 
 def load_moe_layer(
@@ -42,99 +64,83 @@ def load_moe_layer(
     interleave: bool = True,
     progress: Callable[[int, int, int], None] | None = None,
 ) -> MoEWeights:
-    """Loads and packs the routed experts of one layer.
+    """One layer of ``load_moe_layers``, whole neurons, of any experts.
 
-    ``experts``: global ids, in the order of the local ones (expert parallelism); all of them by default. ``interleave``:
-    pack gate and up of a neuron together, for fused SwiGLU. ``progress(done, total, expert)`` is called after each expert.
-    Beyond the result, memory holds one expert; shards are mapped and read as safetensors, nothing in the folder is executed.
-
-    Raises ``InputError``, naming file and tensor, for a scheme other than symmetric INT4 in groups of 32, for missing or
-    truncated shards, missing experts, wrong shapes or dtypes, and non-finite scales. Names and shards are checked before
-    the first tensor is read.
+    ``experts``: global ids, in the order of the local ones; all of them by default. ``progress(done, total, expert)`` is
+    called after each expert. Memory and errors are those of ``load_moe_layers``.
     """
-    config = read_config(folder)
-    shape = read_model_shape(config)
-    require_int4_group32(config)
-    wanted = _local_experts(shape, layer, experts)
-    with Shards(folder) as shards:
-        reader = _Reader(shards, _root(shards, layer, wanted[0]), shape)
-        shards.require(name for expert in wanted for name in reader.names(expert))
-        weights = MoEWeights(
-            gate_up=allocate(len(wanted), 2 * shape.moe_intermediate, shape.hidden, interleave, device),
-            down=allocate(len(wanted), shape.hidden, shape.moe_intermediate, False, device),
-        )
-        for local, expert in enumerate(wanted):
-            reader.pack(weights, local, expert)
-            if progress is not None:
-                progress(local + 1, len(wanted), expert)
-    return weights
+    with Checkpoint(folder) as source:
+        source.layers([layer])
+        wanted = _local_experts(source.shape, layer, experts)
+        told = None if progress is None else lambda done, total, item: progress(done, total, item[1])
+        return _load(source, [layer], wanted, Share().neurons(source.shape), device, interleave, told)[layer]
 
 
-@dataclass(frozen=True)
-class _Reader:
-    shards: Shards
-    root: str
-    shape: ModelShape
+class Checkpoint:
+    """A context manager over a folder whose config was read and accepted: ``shape`` of the model, and readers of its layers."""
 
-    def names(self, expert: int) -> list[str]:
-        """Every tensor that one expert needs."""
-        return [
-            f"{self.root}.{expert}.{proj}_proj.weight_{part}" for proj in ("gate", "up", "down") for part in ("packed", "scale", "shape")
-        ]
+    def __init__(self, folder: str | Path):
+        config = read_config(folder)
+        self.shape = read_model_shape(config)
+        require_int4_group32(config)
+        self._shards = Shards(folder)
 
-    def pack(self, weights: MoEWeights, local: int, expert: int) -> None:
-        hidden, inner = self.shape.hidden, self.shape.moe_intermediate
-        gate, up, down = (
-            self._matrix(f"{self.root}.{expert}.{proj}_proj.weight", n, k, weights.down.device)
-            for proj, n, k in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner))
-        )
-        with self._named(expert, "gate", "up"):
-            pack_expert(weights.gate_up, local, *gate, up=up[0], up_scale=up[1])
-        with self._named(expert, "down"):
-            pack_expert(weights.down, local, *down)
+    def __enter__(self) -> Checkpoint:
+        self._shards.__enter__()
+        return self
 
-    @contextmanager
-    def _named(self, expert: int, *projections: str) -> Iterator[None]:
-        """Adds the tensors and their files to what packing has to say about them."""
-        try:
-            yield
-        except InputError as error:
-            names = [f"{self.root}.{expert}.{proj}_proj.weight_scale" for proj in projections]
-            files = ", ".join(sorted({str(self.shards.path(name)) for name in names}))
-            raise InputError(f"load {' and '.join(names)}", error.rule, {**error.values, "file": files}, error.remedy) from None
+    def __exit__(self, *exception: object) -> None:
+        self._shards.__exit__(*exception)
 
-    def _matrix(self, name: str, n: int, k: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Words int32 [1, N, K/8] and scales BF16 [1, N, K/32] of one projection, on ``device``."""
-        for extra in ("zero_point", "g_idx"):
-            if f"{name}_{extra}" in self.shards:
-                raise InputError(
-                    f"load {name}", "the scheme must be symmetric and without activation order",
-                    {"file": self.shards.path(f"{name}_{extra}"), "tensor": f"{name}_{extra}"}, "use a checkpoint without it",
-                )
-        declared = self.shards.tensor(f"{name}_shape", (torch.int64, torch.int32), (2,)).tolist()
-        if declared != [n, k]:
+    def layers(self, asked: Iterable[int] | None) -> list[int]:
+        """``asked``, or all MoE layers. Raises ``InputError`` unless each is a MoE layer, named once."""
+        known = self.shape.moe_layers
+        wanted = list(known if asked is None else asked)
+        wrong = [layer for layer in wanted if layer not in known]
+        if wrong or not wanted or len(set(wanted)) != len(wanted):
+            shown = f"{len(known)} from {known[0]} to {known[-1]}" if known else "none"
             raise InputError(
-                f"load {name}", "weight_shape must be [N, K] as config.json implies",
-                {"file": self.shards.path(f"{name}_shape"), "weight_shape": declared, "wanted": [n, k]},
-                "use the config.json that belongs to these shards",
+                f"load layer {wrong[0]}" if wrong else "load MoE layers", "the layers must have routed experts, each named once",
+                {"layer" if len(wanted) == 1 else "layers": ", ".join(map(str, wanted[:8])), "MoE layers": shown}, "ask for some of them",
             )
-        words = self.shards.tensor(f"{name}_packed", (torch.int32,), (n, k // 8))
-        scale = self.shards.tensor(f"{name}_scale", (torch.bfloat16,), (n, k // GROUP))
-        return words.to(device).unsqueeze(0), scale.to(device).unsqueeze(0)
+        return wanted
+
+    def readers(self, layers: Sequence[int], experts: Sequence[int], neurons: range) -> dict[int, ExpertReader]:
+        """One for each layer, once every name is known to be listed, none that speaks of another scheme is, and every shard
+        that is needed is whole. Raises ``InputError``.
+        """
+        roots = {layer: root_of(self._shards, layer, experts[0]) for layer in layers}
+        readers = {layer: ExpertReader(self._shards, root, self.shape, neurons) for layer, root in roots.items()}
+        for reader in readers.values():
+            reader.refuse_other_schemes(experts)
+        self._shards.require(name for reader in readers.values() for expert in experts for name in reader.names(expert))
+        return readers
 
 
-def _root(shards: Shards, layer: int, expert: int) -> str:
-    """``{prefix}model.layers.L.mlp.experts`` with the prefix that this checkpoint uses."""
-    roots = [f"{prefix}model.layers.{layer}.mlp.experts" for prefix in _PREFIXES]
-    return next((root for root in roots if f"{root}.{expert}.gate_proj.weight_packed" in shards), roots[0])
+def _load(
+    source: Checkpoint, layers: Sequence[int], experts: Sequence[int], neurons: range, device: torch.device | str, interleave: bool,
+    progress: Progress | None,
+) -> dict[int, MoEWeights]:
+    readers = source.readers(layers, experts, neurons)
+    loaded, total = {}, len(layers) * len(experts)
+    for number, layer in enumerate(layers):
+        loaded[layer] = allocate_layer(len(experts), source.shape.hidden, len(neurons), interleave, device)
+        fill(loaded[layer], readers[layer], layer, experts, (number * len(experts), total), progress)
+    return loaded
+
+
+def fill(
+    weights: MoEWeights, reader: ExpertReader, layer: int, experts: Sequence[int], counted: tuple[int, int], progress: Progress | None
+) -> None:
+    """Packs ``experts`` of one layer into their places. ``counted``: experts done before, and in all."""
+    before, total = counted
+    for local, expert in enumerate(experts):
+        reader.pack(weights, local, expert)
+        if progress is not None:
+            progress(before + local + 1, total, (layer, expert))
 
 
 def _local_experts(shape: ModelShape, layer: int, experts: Iterable[int] | None) -> list[int]:
-    if layer not in shape.moe_layers:
-        known = f"{len(shape.moe_layers)} from {shape.moe_layers[0]} to {shape.moe_layers[-1]}" if shape.moe_layers else "none"
-        raise InputError(
-            f"load layer {layer}", "the layer must have routed experts", {"layer": layer, "MoE layers": known}, "ask for one of them"
-        )
     wanted = list(range(shape.experts) if experts is None else experts)
     wrong = [expert for expert in wanted if not 0 <= expert < shape.experts]
     if wrong or not wanted or len(set(wanted)) != len(wanted):

@@ -105,7 +105,9 @@ def require_int4_group32(source: str | Path | Mapping) -> None:
     found = {"quant_method": quantization.get("quant_method"), "format": quantization.get("format")}
     wrong = _differences(found, {"quant_method": ("compressed-tensors",), "format": ("pack-quantized",)})
     absent = (None, {})
-    plain = {"quantization_status": ("compressed", None), "sparsity_config": absent, "transform_config": absent}
+    plain = {
+        "quantization_status": ("compressed", None), "kv_cache_scheme": absent, "sparsity_config": absent, "transform_config": absent,
+    }
     wrong |= _differences(quantization, plain)
     for name, group in groups.items():
         wrong |= {f"{name}.{field}": value for field, value in _group_differences(group).items()}

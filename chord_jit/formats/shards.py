@@ -63,18 +63,22 @@ class Shards:
         for file in sorted({self._file_of[name] for name in names}):
             self._shard(file)
 
-    def tensor(self, name: str, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]) -> torch.Tensor:
-        """One tensor on the CPU, refused when it has another dtype or shape."""
+    def tensor(
+        self, name: str, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...], part: tuple[slice, ...] = ()
+    ) -> torch.Tensor:
+        """One tensor on the CPU, or its ``part``, of which alone the bytes are read; refused when the whole has another dtype or shape."""
         path = self.path(name)
         try:
-            tensor = self._shard(path.name).get_tensor(name)
+            stored = self._shard(path.name).get_slice(name)
+            found = tuple(stored.get_shape())
+            tensor = stored[part if found == shape and part else (slice(None),) * len(found)]
         except SafetensorError as error:
             values = {"file": path, "error": error}
             raise InputError(f"read {name}", "its shard must hold it", values, "download this file and the index again") from None
-        if tensor.dtype not in dtypes or tuple(tensor.shape) != shape:
+        if tensor.dtype not in dtypes or found != shape:
             raise InputError(
                 f"read {name}", "dtype and shape must be those that config.json implies",
-                {"file": path, "dtype": tensor.dtype, "shape": tuple(tensor.shape), "wanted": (*dtypes, shape)},
+                {"file": path, "dtype": tensor.dtype, "shape": found, "wanted": (*dtypes, shape)},
                 "use the config.json that belongs to these shards",
             )
         return tensor

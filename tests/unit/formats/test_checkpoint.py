@@ -143,6 +143,7 @@ DAMAGES = {
     "no tensors at all": (lambda folder: [path.unlink() for path in folder.glob("model*")], f"must hold {INDEX} or model"),
     "zero points": (list_in(GATE + "_zero_point", SECOND), rf"symmetric.*{GATE}_zero_point"),
     "activation order": (list_in(GATE + "_g_idx", SECOND), rf"activation order.*{GATE}_g_idx"),
+    "quantised inputs": (list_in(f"{EXPERT}.2.gate_proj.input_scale", SECOND), rf"quantised inputs.*{EXPERT}\.2\.gate_proj\.input_scale"),
     "shape of words": (edit_tensor(GATE + "_packed", lambda t: t[:, :-1].contiguous()), rf"read {GATE}_packed.*64, 11.*64, 12"),
     "dtype of words": (edit_tensor(GATE + "_packed", lambda t: t.long()), rf"read {GATE}_packed.*torch\.int64"),
     "dtype of scales": (edit_tensor(DOWN + "_scale", lambda t: t.half()), rf"read {DOWN}_scale.*torch\.float16"),

@@ -76,6 +76,12 @@ def quantization(**changes) -> dict:
     return content
 
 
+def group(**changes) -> dict:
+    content = config()
+    content["quantization_config"]["config_groups"]["group_0"] |= changes
+    return content
+
+
 REFUSED = [
     (config(num_bits=8), "group_0.num_bits=8"),
     (config(type="float"), "group_0.type=float"),
@@ -87,12 +93,16 @@ REFUSED = [
     (quantization(quant_method="gptq"), "quant_method=gptq"),
     (quantization(format="mxfp4-pack-quantized"), "format=mxfp4-pack-quantized"),
     (quantization(quantization_status="frozen"), "quantization_status=frozen"),
+    (quantization(kv_cache_scheme={"num_bits": 8, "type": "float"}), "kv_cache_scheme="),
     (quantization(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config="),
     (quantization(transform_config={"config_groups": {"R1": {}}}), "transform_config="),
     (quantization(config_groups={}), "num_bits=None"),
     (quantization(config_groups={"a": config()["quantization_config"]["config_groups"]["group_0"], "b": {}}), "b.num_bits=None"),
     (quantization(config_groups={"a": {"weights": None, "input_activations": {"num_bits": 8}}}), "a.input_activations="),
     (quantization(config_groups={"a": "int4"}), "a.num_bits=None"),
+    (group(output_activations={"num_bits": 8}), "group_0.output_activations="),
+    (group(format="int-quantized"), "group_0.format=int-quantized"),
+    (config(block_structure=[128, 128]), r"group_0.block_structure=\[128, 128\]"),
     (KIMI, "quantization_config"),
 ]
 
