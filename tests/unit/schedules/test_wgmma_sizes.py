@@ -101,6 +101,16 @@ def test_the_page_states_the_sizes_of_the_main_forms(cells):
     assert list(map(int, re.findall(r"\d+", staging))) == left
 
 
+def test_the_page_states_what_the_lists_of_gathered_rows_take():
+    page = (Path(__file__).parents[3] / "docs" / "kernels" / "w4a16_wgmma.md").read_text()
+    stated = re.findall(r"([\d,]+) (?:bytes )?at (\d+)x(\d+)x(\d+) s(\d+)", page)
+    assert len(stated) == 2
+    for more, *tile in stated:
+        one, shape = wgmma_schedule(*map(int, tile)), dict(n=4096, k=7168)
+        gathered, boxed = (wgmma.shape(asked, one).shared_bytes for asked in (problem(**shape), grouped(**shape)))
+        assert gathered - boxed == int(more.replace(",", "")) and violations(problem(**shape), one) == []
+
+
 def test_every_tile_that_is_timed_is_legal_somewhere():
     """A tile that no problem allows would be timed nowhere and hide a mistake."""
     asked = grouped(n=4096, k=7168)
