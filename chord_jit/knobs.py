@@ -117,6 +117,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob("CHORD_W4A16_DEQUANT", _choice("subnormal", "magic", "scaled"), None, "numerics",
          "Dequantisation of the m16n8k16 kernel; default: by architecture."),
     Knob("CHORD_CAPTURE_SLOTS", _integer(1), 32768, "launch", "Streams and captured launch sites of one device (192 B each)."),
+    Knob("CHORD_BACKEND", _choice("kernels", "reference"), "kernels", "tests and bring-up",
+         "reference: calls over CPU tensors are computed in FP64 by chord_jit.reference; those on a GPU take kernels in any case."),
     Knob("CHORD_SM90_DECODE", _switch, None, "accepted, no longer needed",
          "Phase of an instance, 1 decode or 0 prefill: one packed weight serves both, and each call chooses its kernel."),
     Knob("CHORD_USE_GROUPED", _switch, None, "accepted, no longer needed",

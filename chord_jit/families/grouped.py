@@ -8,7 +8,7 @@ import torch
 
 from chord_jit import device, knobs
 from chord_jit.device import DeviceFacts
-from chord_jit.families import grouped_launch, grouped_problem, kernels
+from chord_jit.families import grouped_launch, grouped_problem, host, kernels
 from chord_jit.families.grouped_launch import Bound
 from chord_jit.families.grouped_problem import GroupedProblem
 from chord_jit.families.grouped_refusals import ASKED, CHOOSE, check_layout, refuse_contiguous, refuse_masked
@@ -82,6 +82,7 @@ class GroupedFamily:
         """See ``api.contiguous``."""
         if not (_fits(x, weight, swiglu, "contiguous") and x.dim() == 2 and _rows_fit(x.shape[0], weight, m_indices, offsets)):
             refuse_contiguous(x, weight, m_indices, offsets, swiglu)
+            return host.contiguous(x, weight, m_indices, offsets=offsets, swiglu=swiglu, expected_rows=expected_rows, out=out)
         rows, experts = x.shape[0], weight.experts
         if expected_rows is None:
             expected_rows = rows / experts
@@ -102,6 +103,7 @@ class GroupedFamily:
         """See ``api.masked``."""
         if not (_fits(x, weight, swiglu, "masked") and _counts_fit(x, weight, masked_m, expected_m)):
             refuse_masked(x, weight, masked_m, expected_m, swiglu)
+            return host.masked(x, weight, masked_m, expected_m, swiglu=swiglu, out=out)
         if x.dim() == 3:
             x = x.view(-1, weight.k)
         rows, experts = x.shape[0], weight.experts

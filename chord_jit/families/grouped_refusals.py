@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 
 from chord_jit.errors import ChordInternalError, InputError, InputTypeError
-from chord_jit.families.refusals import check_operands, check_swiglu
+from chord_jit.families.refusals import check_operands, check_swiglu, on_host
 from chord_jit.formats.w4a16_layout import PackedW4A16
 from chord_jit.routing.checks import INT32_MAX, check_int
 from chord_jit.routing.grouped import LAYOUTS, check_blocks, check_counts, check_offsets
@@ -19,8 +17,8 @@ _TMA = " as TMA loads need"
 
 def refuse_contiguous(
     x: torch.Tensor, weight: PackedW4A16, m_indices: torch.Tensor | None, offsets: torch.Tensor | None, swiglu: bool
-) -> NoReturn:
-    """Raise ``InputTypeError`` or ``InputError`` for the first rule that the call breaks."""
+) -> None:
+    """Raise ``InputTypeError`` or ``InputError`` for the first rule that the call breaks; returns for one ``on_host`` alone."""
     asked = ASKED["contiguous"]
     check_operands(asked, x, weight, "contiguous", reader=_TMA)
     _check_rows(asked, x.shape[0])
@@ -37,8 +35,8 @@ def refuse_contiguous(
     _refuse_swiglu(asked, x, weight, swiglu)
 
 
-def refuse_masked(x: torch.Tensor, weight: PackedW4A16, masked_m: torch.Tensor, expected_m: int, swiglu: bool) -> NoReturn:
-    """Raise ``InputTypeError`` or ``InputError`` for the first rule that the call breaks."""
+def refuse_masked(x: torch.Tensor, weight: PackedW4A16, masked_m: torch.Tensor, expected_m: int, swiglu: bool) -> None:
+    """Raise ``InputTypeError`` or ``InputError`` for the first rule that the call breaks; returns for one ``on_host`` alone."""
     asked = ASKED["masked"]
     form = "a BF16 matrix [experts * max_m, K] or [experts, max_m, K]"
     check_operands(asked, x, weight, "masked", form=form, dims=(2, 3), reader=_TMA)
@@ -65,7 +63,8 @@ def _check_rows(asked: str, rows: int) -> None:
         raise InputError(asked, "the rows of x must fit in int32", {"rows": rows}, "split the rows over several calls")
 
 
-def _refuse_swiglu(asked: str, x: torch.Tensor, weight: PackedW4A16, swiglu: bool) -> NoReturn:
+def _refuse_swiglu(asked: str, x: torch.Tensor, weight: PackedW4A16, swiglu: bool) -> None:
     if swiglu:
         check_swiglu(asked, weight)
-    raise ChordInternalError(asked, "a refused call must break a rule", {"x": list(x.shape), "weight": weight}, "report this call")
+    if not on_host(x):
+        raise ChordInternalError(asked, "a refused call must break a rule", {"x": list(x.shape), "weight": weight}, "report this call")

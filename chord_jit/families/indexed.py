@@ -9,7 +9,7 @@ import torch
 
 from chord_jit import device, knobs
 from chord_jit.device import DeviceFacts
-from chord_jit.families import indexed_launch, indexed_problem, kernels
+from chord_jit.families import host, indexed_launch, indexed_problem, kernels
 from chord_jit.families.indexed_launch import Bound
 from chord_jit.families.indexed_problem import IndexedProblem, shared_block_m, size_for
 from chord_jit.families.indexed_refusals import ASKED, CHOOSE, refuse_call, weights_fit
@@ -83,6 +83,9 @@ class IndexedFamily:
         """See ``api.indexed``."""
         if not _fits(x, weight, routing, swiglu, topk_weights):
             refuse_call(x, weight, routing, swiglu, topk_weights)
+            return host.indexed(
+                x, weight, routing, swiglu=swiglu, topk_weights=topk_weights, expected_rows=expected_rows, checked=checked, out=out
+            )
         shape = (routing.routed_rows, weight.n // 2 if swiglu else weight.n)
         index, address = weight.place
         if out is None:

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import torch
 
+from chord_jit import knobs
 from chord_jit.errors import InputError, InputTypeError
 from chord_jit.formats.w4a16_layout import PackedW4A16, require_layout, require_mode
 from chord_jit.routing.checks import INT32_MAX
@@ -26,10 +27,10 @@ def check_operands(
             asked, f"x must be {form}", {"x": f"{getattr(x, 'dtype', type(x).__name__)} {list(getattr(x, 'shape', []))}"},
             "pass activations as torch.bfloat16 of that shape",
         )
-    if not x.is_cuda or weight.device != x.device:
+    if weight.device != x.device or not (x.is_cuda or on_host(x)):
         raise InputError(
             asked, "x and weight must lie on one CUDA device", {"x": x.device, "weight": weight.device},
-            "move both to the GPU; on a CPU use chord_jit.reference",
+            "move both to the GPU; on a CPU use chord_jit.reference, or set CHORD_BACKEND=reference in tests",
         )
     if weight.place[1] % 16:
         raise InputError(
@@ -44,6 +45,11 @@ def check_operands(
             asked, f"x must be contiguous, 16-byte aligned{reader}, and as wide as the weight's K",
             {"x": list(x.shape), "strides": list(x.stride()), "address % 16": x.data_ptr() % 16, "K": weight.k}, remedy,
         )
+
+
+def on_host(x: torch.Tensor) -> bool:
+    """Whether a call over ``x`` is the reference's (``families.host``): ``x`` lies on the CPU and ``CHORD_BACKEND`` asks for it."""
+    return x.device.type == "cpu" and knobs.read("CHORD_BACKEND") == "reference"
 
 
 def check_swiglu(asked: str, weight: PackedW4A16) -> None:
