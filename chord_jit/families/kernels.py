@@ -79,7 +79,7 @@ def by_size(
 def resident_schedules(problem: object) -> Iterator[Schedule]:
     """Legal ``w4a16_resident`` schedules: K short enough that two tiles of rows fit in shared memory whole, and longer than a block."""
     blocks = -(-problem.k // UNIT_K)
-    for bm, stages in product((128, 96, 64, 48, 32), (4, 3, 6, 2)):
+    for bm, stages in product((128, 96, 64, 48, 32), (4, 5, 3, 6, 2)):
         schedule = Schedule("w4a16_resident", bm, PANEL, blocks * UNIT_K, stages)
         if blocks >= _LEAST_RESIDENT_BLOCKS and not legality.violations(problem, schedule):
             yield schedule

@@ -38,13 +38,13 @@ def shape(problem: object, schedule: Schedule) -> ResidentShape:
     bm = schedule.bm
     row_panels = -(-(problem.n // 2) // (PANEL // 2)) if problem.interleaved else -(-problem.n // PANEL)
     k_blocks = -(-problem.k // UNIT_K)
-    units = max(round(row_panels / _UNIT_PANELS), 1)
+    unit_panels = -(-row_panels // max(round(row_panels / _UNIT_PANELS), 1))
     consumers = 3 if bm <= _MOST_OF_THREE else 2
     staging = -(-consumers * bm * (80 if problem.swiglu else 144) // 128) * 128
     ring = schedule.stages * k_blocks * BLOCK_BYTES
     shared = 2 * bm * 128 * k_blocks + staging + ring + 2 * bm * 12 + 2 * 32 + (2 * schedule.stages + 6) * 8
     return ResidentShape(
-        consumers, _WIDTHS.get(bm, ()), 1, -(-row_panels // units), units, (consumers + 1) * 128,
+        consumers, _WIDTHS.get(bm, ()), 1, unit_panels, -(-row_panels // unit_panels), (consumers + 1) * 128,
         row_panels, k_blocks, shared,
     )  # fmt: skip
 

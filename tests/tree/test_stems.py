@@ -22,8 +22,10 @@ DEPLOYMENTS = (Deployment(7168, 2048, 384, 8, ep=8), Deployment(7168, 2048, 384,
 def scheduled_stems() -> set[str]:
     """Kernels that some family chooses schedules of."""
     facts = device.target("sm_90a")
-    problems = [(family(name), next(iter(family(name).deployment(DEPLOYMENTS[0], facts)))) for name in FAMILIES]
-    return {schedule.kernel for owner, problem in problems for schedule in owner.candidates(problem)}
+    shapes = {
+        (name, problem.n, problem.k): problem for name in FAMILIES for model in DEPLOYMENTS for problem in family(name).deployment(model, facts)
+    }
+    return {schedule.kernel for (name, *_), problem in shapes.items() for schedule in family(name).candidates(problem)}
 
 
 @pytest.mark.parametrize("stem", STEMS)
