@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,9 @@ DEPLOYMENTS = (Deployment(7168, 2048, 384, 8, ep=8), Deployment(7168, 2048, 384,
 def scheduled_stems() -> set[str]:
     """Kernels that some family chooses schedules of."""
     facts = device.target("sm_90a")
-    shapes = {
-        (name, problem.n, problem.k): problem for name in FAMILIES for model in DEPLOYMENTS for problem in family(name).deployment(model, facts)
-    }
+    shapes = {}
+    for name, model in product(FAMILIES, DEPLOYMENTS):
+        shapes |= {(name, problem.n, problem.k): problem for problem in family(name).deployment(model, facts)}
     return {schedule.kernel for (name, *_), problem in shapes.items() for schedule in family(name).candidates(problem)}
 
 

@@ -141,7 +141,7 @@ def offered(asked) -> list[Schedule]:
 def test_every_candidate_is_legal_and_offered_once(asked, k):
     asked = replace(asked, k=32 * k)
     every = offered(asked)
-    assert len(set(every)) == len(every) <= 20 and (asked.facts.arch == "sm_90a" or not every)
+    assert len(set(every)) == len(every) <= 25 and (asked.facts.arch == "sm_90a" or not every)
     for one in every:
         assert violations(asked, one) == []
         check_sizes(asked, one)
