@@ -16,6 +16,7 @@ from chord_jit.errors import InputError
 from chord_jit.families import grouped as _grouped
 from chord_jit.families import indexed as _indexed
 from chord_jit.formats.checkpoint import MoEWeights, load_moe_layers
+from chord_jit.formats.packed_load import load_packed
 from chord_jit.formats.w4a16 import PackedW4A16, pack_w4a16, pack_w4a16_grouped, require_layout, require_mode, unpack_w4a16
 from chord_jit.jit.counters import Counters, counters
 from chord_jit.jit.warmup import WarmupReport
@@ -25,7 +26,7 @@ from chord_jit.schedules.deployment import Deployment
 
 __all__ = [
     "Counters", "Deployment", "IndexedRouting", "MoEWeights", "PackedW4A16", "WarmupReport", "align_blocks", "block_m_for", "contiguous",
-    "counters", "indexed", "load_moe_layers", "masked", "pack_w4a16", "pack_w4a16_grouped", "unpack_w4a16", "warm_up",
+    "counters", "indexed", "load_moe_layers", "load_packed", "masked", "pack_w4a16", "pack_w4a16_grouped", "unpack_w4a16", "warm_up",
 ]  # fmt: skip
 
 
@@ -56,7 +57,8 @@ def indexed(
     smaller outputs lose bits and flush to zero, larger activations make their row non-finite, as non-finite ones do, and
     touch no other row (measured in ``docs/kernels/w4a16_mma.md``). Many rows per expert go to a WGMMA kernel, which rounds
     each weight ``(code - 8) * scale`` once to BF16 and has no such range. Runs on the current stream of the tensors' device; a
-    warm call neither allocates (with ``out=``) nor synchronises, and can be captured.
+    warm call neither allocates (with ``out=``) nor synchronises, and can be captured. ``torch.compile`` takes the call whole, as a
+    custom op (``chord_jit.ops``), and one graph for every token count; build the routing outside of the compiled function.
 
     Raises ``InputError`` / ``InputTypeError`` before any launch, ``OverrideError`` for an illegal ``CHORD_W4A16_*``,
     ``CaptureError`` for a cold call inside CUDA graph capture.
@@ -99,7 +101,8 @@ def contiguous(
     NaN included, never influences another row. Weights are ``(code - 8) * scale`` rounded once to BF16, where the schedule
     takes the WGMMA kernel; accumulation is FP32; the same inputs and schedule give the same bits every time. Zero rows
     launch nothing. Runs on the current stream of the tensors' device; no count is read by the host; a warm call neither
-    allocates (with ``out=``) nor synchronises, and can be captured: a replay follows what the layout then holds.
+    allocates (with ``out=``) nor synchronises, and can be captured: a replay follows what the layout then holds. Compiled as
+    ``indexed`` is.
 
     Raises ``InputError`` / ``InputTypeError`` before any launch, ``OverrideError`` for an illegal ``CHORD_W4A16_*``,
     ``CaptureError`` for a cold or a checked call inside CUDA graph capture.

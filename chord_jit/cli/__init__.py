@@ -12,7 +12,7 @@ from chord_jit.errors import ChordError
 from chord_jit.version import VERSION
 
 #: One module each, with ``add_parser(subparsers)`` and ``run(arguments) -> int``. Heavy imports belong inside ``run``.
-COMMANDS = ("demo", "doctor", "warmup", "cache", "inspect", "bench", "tune")
+COMMANDS = ("demo", "doctor", "warmup", "pack", "verify", "cache", "inspect", "bench", "tune")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

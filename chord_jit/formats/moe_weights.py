@@ -19,8 +19,11 @@ class MoEWeights:
     down: PackedW4A16
 
 
+def matrices(hidden: int, neurons: int, interleave: bool) -> dict[str, tuple[int, int, bool]]:
+    """N, K and whether rows are interleaved, by the names of ``MoEWeights``."""
+    return {"gate_up": (2 * neurons, hidden, interleave), "down": (hidden, neurons, False)}
+
+
 def allocate_layer(experts: int, hidden: int, neurons: int, interleave: bool, device: torch.device | str) -> MoEWeights:
-    """Weights whose bytes are not written yet. On device ``meta`` they describe a layer and hold nothing."""
-    return MoEWeights(
-        gate_up=allocate(experts, 2 * neurons, hidden, interleave, device), down=allocate(experts, hidden, neurons, False, device)
-    )
+    """Weights whose bytes are not written yet."""
+    return MoEWeights(**{name: allocate(experts, *matrix, device) for name, matrix in matrices(hidden, neurons, interleave).items()})

@@ -22,7 +22,7 @@ from chord_jit.formats.w4a16_layout import (
     UNIT_ROWS,
     PackedW4A16,
     check_mode,
-    panels_of,
+    data_shape,
     require_layout,
     require_mode,
 )
@@ -85,7 +85,7 @@ def pack_w4a16_grouped(
 
 def allocate(experts: int, n: int, k: int, interleaved: bool, device: torch.device | str) -> PackedW4A16:
     """A packed weight whose bytes are not written yet: fill every expert with ``pack_expert``."""
-    shape = (experts, panels_of(n, interleaved), -(-k // UNIT_K), BLOCK_BYTES)
+    shape = data_shape(experts, n, k, interleaved)
     return PackedW4A16(torch.empty(shape, dtype=torch.uint8, device=device), n, k, experts, interleaved)
 
 

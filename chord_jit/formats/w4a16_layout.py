@@ -46,7 +46,7 @@ class PackedW4A16:
             check_mode("describe a packed W4A16 weight", self.mode)
         if self.layout_version != LAYOUT_VERSION:
             return  # an object of another version is describable, but only ``require_layout`` has a say about it
-        want = (self.experts, self.panels, self.kblocks, BLOCK_BYTES)
+        want = data_shape(self.experts, self.n, self.k, self.interleaved)
         if self.data.dtype != torch.uint8 or tuple(self.data.shape) != want or not self.data.is_contiguous():
             raise InputError(
                 "describe a packed W4A16 weight", "data must be contiguous uint8 [experts, panels, kblocks, 4608]",
@@ -87,6 +87,11 @@ class PackedW4A16:
 def panels_of(n: int, interleaved: bool) -> int:
     """Panels of ``n`` logical rows: gate and up are each padded to 64 neurons when interleaved, else all rows to 128."""
     return -(-(n // 2) // (PANEL // 2)) if interleaved else -(-n // PANEL)
+
+
+def data_shape(experts: int, n: int, k: int, interleaved: bool) -> tuple[int, int, int, int]:
+    """Shape of the bytes of ``experts`` matrices of ``n`` x ``k``."""
+    return experts, panels_of(n, interleaved), -(-k // UNIT_K), BLOCK_BYTES
 
 
 def require_layout(packed: PackedW4A16) -> None:

@@ -45,5 +45,5 @@ def mapped(address: int) -> bool:
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, stop = (int(number, 16) for number in line.split()[0].split("-"))
         if start <= address < stop:
-            return line.endswith(".safetensors")
+            return ".safetensors" in line
     return False
