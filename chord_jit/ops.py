@@ -8,6 +8,9 @@ it computes only with ``CHORD_BACKEND=reference``. No gradient is defined.
 Fake kernels know shapes alone and refuse nothing, so a call that breaks a rule raises its own error when the compiled function
 runs. Sizes may be symbolic: one graph serves every token count.
 
+``mode="reduce-overhead"`` copies every input of a graph that it does not know to stay in place, weights too: tell it with
+``torch._dynamo.mark_static_address(weight.data)`` before the function is compiled.
+
 Importing this module registers the ops; ``api`` does so while a call is being compiled, eager calls never. A program that was
 exported needs ``import chord_jit.ops`` where it is loaded.
 """

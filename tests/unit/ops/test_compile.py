@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -99,6 +100,21 @@ def test_inductor_keeps_the_call(reference_backend, kind, seed):
         call = make(kind, size, seed + turn)
         assert torch.equal(function(call.x, call.weight, call.given), call.eager().view(-1, 2, N))
     assert counter.frame_count <= 2
+
+
+def test_a_weight_that_is_marked_is_a_static_input(reference_backend, seed):
+    """What CUDA graphs of torch need to know, or they would copy the weight at each replay."""
+    call, seen = make("indexed", 5, seed), []
+    weight = replace(call.weight, data=call.weight.data.clone())
+    torch._dynamo.mark_static_address(weight.data)
+
+    def see(graph, inputs):
+        static = torch._guards.TracingContext.get().fw_metadata.static_input_indices
+        seen.extend(inputs[index].shape for index in static)
+        return graph.forward
+
+    function = torch.compile(lambda x: chord_jit.indexed(x, weight, **call.given), fullgraph=True, backend=aot_autograd(fw_compiler=see))
+    assert torch.equal(function(call.x), call.eager()) and seen == [weight.data.shape]
 
 
 # -- out ----------------------------------------------------------------------------------------------------------------
