@@ -27,6 +27,7 @@ from chord_jit.families import indexed as _indexed
 from chord_jit.formats.w4a16_layout import PackedW4A16, require_layout
 from chord_jit.routing.indexed import IndexedRouting, check_trusted
 
+#: What a weight holds; ``reserved`` is its mode, which torch's own functions have an argument of that name for.
 _WEIGHT = "Tensor weight, SymInt n, SymInt k, SymInt experts, bool interleaved, int layout_version, str? reserved"
 _ROUTING = (
     "Tensor sorted_ids, Tensor expert_ids, Tensor num_tokens_padded, SymInt top_k, SymInt block_m, SymInt routed_rows, "
