@@ -15,6 +15,7 @@ from chord_jit import plan as _plan
 from chord_jit.errors import InputError
 from chord_jit.families import grouped as _grouped
 from chord_jit.families import indexed as _indexed
+from chord_jit.families.refusals import on_host
 from chord_jit.formats.checkpoint import MoEWeights, load_moe_layers
 from chord_jit.formats.packed_load import load_packed
 from chord_jit.formats.w4a16 import PackedW4A16, pack_w4a16, pack_w4a16_grouped, require_layout, require_mode, unpack_w4a16
@@ -158,7 +159,7 @@ def block_m_for(weight: PackedW4A16, expected_rows: float, *, swiglu: bool = Fal
     One routing serves gate/up and down: ask for the gate/up weight and name the ``down`` weight too, and the block size suits
     both; pass the same routing on (``for_down``). Any block size is served, since a call only takes tiles that divide it.
     Raises ``InputError`` / ``InputTypeError`` for what is no packed weight, a weight of another call, or no count,
-    ``UnsupportedDeviceError`` for a weight on the CPU.
+    ``UnsupportedDeviceError`` for a weight on the CPU; with ``CHORD_BACKEND=reference`` that has an H200's.
     """
     problem = _free_problem(weight, expected_rows, swiglu)
     if down is None:
@@ -170,8 +171,9 @@ def _free_problem(weight: PackedW4A16, expected_rows: float, swiglu: bool) -> ob
     """What an indexed call on ``weight`` asks for while the routing's block size is open."""
     require_layout(weight)
     require_mode(weight, "indexed")
+    facts = device.target("sm_90a") if on_host(weight.data) else device.facts(weight.place[0])
     return _indexed.FAMILY.problem(
-        device.facts(weight.place[0]), weight.experts, weight.n, weight.k, expected_rows, interleaved=weight.interleaved, swiglu=swiglu
+        facts, weight.experts, weight.n, weight.k, expected_rows, interleaved=weight.interleaved, swiglu=swiglu
     )
 
 

@@ -61,6 +61,12 @@ def test_zero_tokens_are_an_empty_result_on_the_cpu_too(reference_backend, seed)
     assert chord_jit.contiguous(empty, weight, torch.zeros(0, dtype=torch.int32)).shape == (0, N)
 
 
+def test_a_block_size_is_chosen_as_on_an_h200(reference_backend, machine, seed):
+    weight, there = make("indexed", 1, seed).weight, weight_of(EXPERTS, N, K, True)
+    for rows in (0.5, 9, 500):
+        assert chord_jit.block_m_for(weight, rows, swiglu=True) == chord_jit.block_m_for(there, rows, swiglu=True)
+
+
 # -- refusals -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("backend", [None, "kernels"])
 @pytest.mark.parametrize("kind", KINDS)
