@@ -122,13 +122,12 @@ def _index(folder: Path, packing: Packing, wanted: Sequence[int]) -> PackedIndex
 @contextmanager
 def _started(folder: Path, index: PackedIndex) -> Iterator[None]:
     """An index is there before the first file of a new folder, and goes again when no file comes of it."""
-    new = not (folder / INDEX).exists()
-    if new:
+    if not (folder / INDEX).exists():
         index.write(folder)
     try:
         yield
     except BaseException:
-        if new and not any(folder.glob("layer-*")):
+        if not any(folder.glob("layer-*")):
             (folder / INDEX).unlink()
         raise
 

@@ -113,6 +113,7 @@ def test_layers_can_be_added_and_none_is_written_twice(model, tmp_path):
     assert (done.written, done.present) == ((1,), (2,)) and (again.st_ino, again.st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
     assert {item[0] for *_, item in calls} == {1} and calls[-1][:2] == (EXPERTS, EXPERTS)
     assert list(load_packed(target)) == [1, 2]
+    assert pack_checkpoint(model, target, layers=[3]).written == (3,) and list(load_packed(target)) == [1, 2, 3]
     (target / FILES[1]).unlink()
     assert pack_checkpoint(model, target, layers=[1, 2]).written == (1,), "a file that has gone is written again"
     assert all(tiny.same(weights, load_moe_layers(model)[layer]) for layer, weights in load_packed(target).items())
@@ -254,3 +255,17 @@ def test_the_index_is_replaced_as_a_whole(model, tmp_path, monkeypatch):
     with pytest.raises(OSError):
         PackedIndex(index.packing, (1, 2), index.layers).write(tmp_path / "packed")
     assert (tmp_path / "packed" / INDEX).read_bytes() == before and names(tmp_path / "packed") == FILES[:2]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_index_says_so_last(model, tmp_path, monkeypatch):
+    events, fsync, replace = [], os.fsync, os.replace
+
+    def named(path: str) -> str:
+        return Path(path).name.lstrip(".").split(".")[0] if Path(path).is_file() else "folder"
+
+    monkeypatch.setattr(os, "fsync", lambda handle: (events.append(("sync", named(os.readlink(f"/proc/self/fd/{handle}")))), fsync(handle)))
+    monkeypatch.setattr(os, "replace", lambda one, other: (events.append(("name", named(one))), replace(one, other)))
+    pack_checkpoint(model, tmp_path / "packed", layers=[1])
+    index = [("sync", "chord-packed"), ("name", "chord-packed"), ("sync", "folder")]
+    layer = [("sync", "layer-00001"), ("name", "layer-00001"), ("sync", "folder")]
+    assert events == [*index, layer[0], *layer, *index], "the header is written with a sync of its own"
