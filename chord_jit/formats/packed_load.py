@@ -68,9 +68,7 @@ def weights_of(packing: Packing, tensors: Sequence[torch.Tensor]) -> MoEWeights:
 
 
 def on(weights: MoEWeights, device: torch.device | str) -> MoEWeights:
-    """The same layer on ``device``: itself where it lies there."""
-    if torch.device(device).type == "cpu":
-        return weights
+    """The same layer on ``device``: no copy where it lies there already."""
     both = (weights.gate_up, weights.down)
     return MoEWeights(*(PackedW4A16(one.data.to(device), one.n, one.k, one.experts, one.interleaved) for one in both))
 

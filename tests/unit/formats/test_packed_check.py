@@ -169,6 +169,7 @@ INDEXES = {
     "no hash": (lambda index: index.pop("source"), "config_sha256=None"),
     "a layer beyond": (set_in("wanted", [1]), "some of those wanted"),
     "a layer by another name": (lambda index: index["layers"].update({"01": index["layers"].pop("1")}), "some of those wanted"),
+    "layers out of order": (set_in("wanted", [2, 1]), "wanted must be layer numbers"),
     "no layers wanted": (set_in("wanted", []), "wanted must be layer numbers"),
     "a layer that is a list": (set_in("layers", "1", []), "must have a SHA-256"),
     "no checksum": (set_in("layers", "1", "tensors", "layers.1.down", "sha256", "f" * 63), "64 hex digits"),
@@ -213,7 +214,7 @@ JSON = st.recursive(
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), value=JSON)
 def test_whatever_stands_in_the_index_is_right_or_refused(packed, data, value):
-    """One field, or one part, is replaced: all that is loaded afterwards is what was packed."""
+    """One field, or one part, is replaced: it is refused, or what can be loaded afterwards is what was packed."""
     good = read_index(packed)
     text = (packed / INDEX).read_text()
     content = json.loads(text)
@@ -224,13 +225,12 @@ def test_whatever_stands_in_the_index_is_right_or_refused(packed, data, value):
     before, place[last] = place[last], value
     try:
         (packed / INDEX).write_text(json.dumps(content))
-        if last == "made_by" or before == value:
-            assert read_index(packed) == good
-        elif (last, value) == ("layers", {}):
-            assert read_index(packed).missing == [1, 2]
-        else:
-            with pytest.raises(InputError):
-                read_index(packed)
+        found = read_index(packed)
+        assert last in ("made_by", "layers", "wanted") or before == value
+        assert found.packing == good.packing and found.layers.items() <= good.layers.items()
+        assert last == "wanted" or set(found.wanted) == set(good.wanted)
+    except InputError:
+        assert last != "made_by"
     finally:
         (packed / INDEX).write_text(text)
 
@@ -258,8 +258,8 @@ def test_a_sample_is_of_some_experts_and_the_same_in_every_run(origin, tmp_path)
     shutil.copytree(origin / "model", tmp_path / "model")
     for expert in (2, 3):
         rewrite(tmp_path / "model", WEIGHT.format(expert, "up", "scale"), lambda tensor: tensor.neg_())
-    told = [verify_packed(origin / "packed", source=tmp_path / "model", sample=1) for _ in range(2)]
-    assert told[0] == told[1] and told[0].compared == 2 and len(told[0].problems) == 1
+    told = [verify_packed(origin / "packed", source=tmp_path / "model", sample=1) for _ in range(12)]
+    assert len(set(told)) == 1 and told[0].compared == 2 and len(told[0].problems) == 1
     assert len(verify_packed(origin / "packed", source=tmp_path / "model", sample=9).problems) == 2
 
 
