@@ -51,7 +51,8 @@ def draw(result: Mapping, path: Path) -> None:
     for axis, layer in zip(axes, layers, strict=True):
         _panel(axis, [row for row in result["rows"] if row["layer"] == layer], result["peer"])
         axis.set_title(layer)
-    axes[0].legend(loc="upper left", frameon=False)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.suptitle(report.heading(result), fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, metadata={"Software": None})
