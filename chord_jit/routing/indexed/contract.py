@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
@@ -28,8 +29,6 @@ class IndexedRouting:
     parallelism). ``global_experts``: experts of the whole model, at least ``experts``; 0, the default, stands for
     ``experts``. It only steers the choice of a schedule.
 
-    ``place``: index of the device, addresses of the buffers, capacity and ``max_blocks``, as a launch takes them.
-
     Construction reads metadata alone: no synchronisation, legal under CUDA graph capture. Raises ``InputTypeError``
     for a type or dtype, ``InputError`` for everything else. The verdict stays with the object, so the buffers must
     keep their storage; their values may be rewritten between launches.
@@ -44,7 +43,6 @@ class IndexedRouting:
     experts: int
     global_experts: int = 0
     device: torch.device = field(init=False)
-    place: tuple[int, int, int, int, int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         check_sizes("describe indexed routing", self.block_m, self.experts, self.top_k, self.routed_rows, self.global_experts)
@@ -64,10 +62,17 @@ class IndexedRouting:
                 "give ceil(capacity / block_m) expert ids, or a view of the sorted_ids that they cover",
             )
         object.__setattr__(self, "device", device)
-        buffers = tuple(getattr(self, name).data_ptr() for name in _BUFFERS)
-        object.__setattr__(self, "place", (self.sorted_ids.get_device(), *buffers, self.sorted_ids.numel(), self.max_blocks))
         if self.global_experts == 0:
             object.__setattr__(self, "global_experts", self.experts)
+
+    @cached_property
+    def place(self) -> tuple[int, int, int, int, int, int]:
+        """Index of the device, addresses of the buffers, capacity and ``max_blocks``, as a launch takes them.
+
+        Read at the first launch, since tensors that are being compiled have no address; then kept, as warm calls have no time.
+        """
+        buffers = (getattr(self, name).data_ptr() for name in _BUFFERS)
+        return (self.sorted_ids.get_device(), *buffers, self.sorted_ids.numel(), self.max_blocks)
 
     @property
     def max_blocks(self) -> int:

@@ -19,6 +19,12 @@ CALLS = {"indexed": chord_jit.indexed, "blocks": chord_jit.contiguous, "offsets"
 SIZES = (5, 7, 150, 20, 300)
 
 
+def packed(n: int, k: int, interleave: bool) -> chord_jit.PackedW4A16:
+    """Random codes and scales of ``EXPERTS`` experts."""
+    codes, scale = torch.randint(0, 16, (EXPERTS, n, k), dtype=torch.uint8), torch.rand(EXPERTS, n, k // 32).bfloat16()
+    return chord_jit.pack_w4a16(codes, scale, interleave=interleave)
+
+
 def compiled(function, backend="aot_eager", **options):
     """``function`` compiled without graph breaks, and its counter of compilations."""
     counter = CompileCounterWithBackend(backend)
@@ -41,6 +47,25 @@ def test_v41_a_function_compiles_whole_and_token_counts_share_its_graphs(referen
     counts = len({call.x.shape for call in calls})
     assert counter.frame_count == counts if dynamic is False else counter.frame_count <= 2
     assert counts > 2
+
+
+def test_v41_a_step_that_builds_its_own_routing_compiles_whole(reference_backend, seed):
+    """Routing, both projections and the sum over experts in one graph for every token count: a routing has no address while traced."""
+    gate_up, down = packed(N, K, True), packed(K, N // 2, False)
+
+    def step(x, topk_ids, topk_weights):
+        routing = chord_jit.align_blocks(topk_ids, 16, EXPERTS)
+        inner = chord_jit.indexed(x, gate_up, routing, swiglu=True)
+        routed = chord_jit.indexed(inner, down, routing.for_down(), topk_weights=topk_weights)
+        return routed.view(x.shape[0], TOP_K, K).float().sum(1)
+
+    function, counter = compiled(step)
+    for turn, size in enumerate(SIZES):
+        generator = torch.Generator().manual_seed(seed + turn)
+        x = torch.randn(size, K, generator=generator).bfloat16()
+        given = (x, torch.randint(0, EXPERTS, (size, TOP_K), generator=generator), torch.rand(size, TOP_K, generator=generator))
+        assert torch.equal(function(*given), step(*given))
+    assert counter.frame_count == 2
 
 
 def test_v41_a_hint_and_a_view_that_follow_the_token_count_need_no_graph_of_their_own(reference_backend, seed):
