@@ -32,7 +32,12 @@ assert assets.folder("templates").is_relative_to(installed) and assets.folder("i
 
 problem = FAMILY.problem(device.target("sm_90a"), 8, 512, 1024, 4.0, interleaved=True, swiglu=True)
 many = GROUPED.problem(device.target("sm_90a"), 8, 512, 1024, 256.0, layout="offsets", interleaved=True, swiglu=True)
-kernels = (FAMILY.spec(problem, FAMILY.schedule(problem)), GROUPED.spec(many, GROUPED.schedule(many)), FORMS[0].spec("sm_90a"))
+short = FAMILY.problem(device.target("sm_90a"), 8, 512, 256, 256.0)
+resident = next(one for one in FAMILY.candidates(short) if one.kernel == "w4a16_resident")
+kernels = (
+    FAMILY.spec(problem, FAMILY.schedule(problem)), GROUPED.spec(many, GROUPED.schedule(many)), FAMILY.spec(short, resident),
+    FORMS[0].spec("sm_90a"),
+)
 specs = {spec.stem: spec for spec in kernels}
 assert set(specs) == {path.name.removesuffix(".cu.j2") for path in assets.folder("templates").glob("*.cu.j2")}
 for stem in sorted(specs):
