@@ -49,11 +49,8 @@ def _mma(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, index: i
 
     def enqueue(index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
-        _, sorted_ids, expert_ids, padded, ids, blocks = place
-        launch(
-            stream, x, weight, out, row_weights, slots.address(index, stream), sorted_ids, expert_ids, padded, ids, blocks, rows, top_k,
-            experts, sub_blocks,
-        )  # fmt: skip
+        slot = slots.address(index, stream)
+        launch(stream, x, weight, out, row_weights, slot, *place[1:], rows, top_k, experts, sub_blocks)
 
     return enqueue
 
@@ -68,11 +65,8 @@ def _wgmma(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, index:
         stream = torch._C._cuda_getCurrentRawStream(index)
         slot = slots.address(index, stream)
         sums = scratch.address(index, stream, sums_bytes) if sums_bytes else 0
-        _, sorted_ids, expert_ids, padded, ids, blocks = place
-        launch(
-            stream, x, row_weights, weight, out, slot, slot + slots.JOINTS_AT, sums, sorted_ids, expert_ids, padded, ids, blocks, rows,
-            top_k, experts, sub_blocks,
-        )  # fmt: skip
+        joints = slot + slots.JOINTS_AT
+        launch(stream, x, row_weights, weight, out, slot, joints, sums, *place[1:], rows, top_k, experts, sub_blocks)
 
     return enqueue
 
@@ -84,11 +78,8 @@ def _resident(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, ind
 
     def enqueue(index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
-        _, sorted_ids, expert_ids, padded, ids, blocks = place
-        launch(
-            stream, x, row_weights, weight, out, slots.address(index, stream), sorted_ids, expert_ids, padded, ids, blocks, rows, top_k,
-            experts, sub_blocks,
-        )  # fmt: skip
+        slot = slots.address(index, stream)
+        launch(stream, x, row_weights, weight, out, slot, *place[1:], rows, top_k, experts, sub_blocks)
 
     return enqueue
 

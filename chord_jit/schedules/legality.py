@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chord_jit.device import DeviceFacts
-from chord_jit.formats.w4a16_layout import BLOCK_BYTES, PANEL, UNIT_K
+from chord_jit.formats.w4a16_layout import BLOCK_BYTES, PANEL, UNIT_K, panels_of
 from chord_jit.schedules import resident, wgmma
 from chord_jit.schedules.schedule import Schedule
 
@@ -55,7 +55,7 @@ def mma_shape(problem: W4A16Problem, schedule: Schedule) -> MmaShape:
     """Derived sizes of ``schedule`` on ``problem``; meaningful for legal schedules only."""
     panels, stage_blocks = schedule.bn // PANEL, schedule.bk // UNIT_K
     warps = panels * stage_blocks
-    row_panels = -(-(problem.n // 2) // (PANEL // 2)) if problem.interleaved else -(-problem.n // PANEL)
+    row_panels = panels_of(problem.n, problem.interleaved)
     k_blocks = -(-problem.k // UNIT_K)
     stage = _up(warps * BLOCK_BYTES + schedule.bm * (stage_blocks * 128 + 16), 128)
     reduction = warps * 8 * (PANEL + 4) * 4

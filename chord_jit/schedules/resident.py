@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chord_jit.formats.w4a16_layout import BLOCK_BYTES, PANEL, UNIT_K
+from chord_jit.formats.w4a16_layout import BLOCK_BYTES, PANEL, UNIT_K, panels_of
 from chord_jit.schedules.schedule import Schedule
 
 #: Panels that a row tile's unit has, about: enough to hide the gathering of the next one behind, few enough to share out.
@@ -36,7 +36,7 @@ class ResidentShape:
 def shape(problem: object, schedule: Schedule) -> ResidentShape:
     """Derived sizes of ``schedule`` on ``problem``; meaningful for legal schedules only."""
     bm = schedule.bm
-    row_panels = -(-(problem.n // 2) // (PANEL // 2)) if problem.interleaved else -(-problem.n // PANEL)
+    row_panels = panels_of(problem.n, problem.interleaved)
     k_blocks = -(-problem.k // UNIT_K)
     unit_panels = -(-row_panels // max(round(row_panels / _UNIT_PANELS), 1))
     consumers = 3 if bm <= _MOST_OF_THREE else 2

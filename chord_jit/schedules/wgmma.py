@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from chord_jit.formats.w4a16_layout import BLOCK_BYTES, PANEL, UNIT_K
+from chord_jit.formats.w4a16_layout import BLOCK_BYTES, PANEL, UNIT_K, panels_of
 from chord_jit.schedules.schedule import Schedule
 
 #: Rows of the padded blocks of the "blocks" layout: no tile may cut one.
@@ -57,7 +57,7 @@ def shape(problem: object, schedule: Schedule) -> WgmmaShape:
     panels, stage_blocks, bm = schedule.bn // PANEL, schedule.bk // UNIT_K, schedule.bm
     consumers = 4 if panels == 4 else 2
     owned = max(panels * 2 // consumers, 1)
-    row_panels = -(-(problem.n // 2) // (PANEL // 2)) if problem.interleaved else -(-problem.n // PANEL)
+    row_panels = panels_of(problem.n, problem.interleaved)
     k_blocks = -(-problem.k // UNIT_K)
     ring = schedule.stages * stage_blocks * (bm * 128 + panels * BLOCK_BYTES)
     record = 32 + (bm * 12 if problem.layout == "indexed" else 0)

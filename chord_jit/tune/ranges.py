@@ -11,8 +11,8 @@ from chord_jit.schedules import table
 from chord_jit.schedules.schedule import Schedule
 from chord_jit.tune.decide import Point
 
-#: Rows that one token tile of a kernel takes at once: past them an expert's weights are decoded again.
-_TILE_ROWS = {"w4a16_mma": lambda schedule: 8, "w4a16_wgmma": lambda schedule: schedule.bm, "w4a16_resident": lambda schedule: schedule.bm}
+#: Rows that one token tile of a kernel takes at once, where those are not BM: past them an expert's weights are decoded again.
+_TILE_ROWS = {"w4a16_mma": 8}
 
 #: An old row's time says nothing any more where a count this near was measured anew.
 _NEAR = 1.25
@@ -79,7 +79,7 @@ def _stays(one: _Evidence, measured: Sequence[_Evidence]) -> bool:
 
 def _fits_until(one: _Evidence, key: Mapping) -> float:
     """The first count at which an expert that fitted one token tile takes two; infinite where rows fall at random (indexed)."""
-    tile = _TILE_ROWS[one.schedule.kernel](one.schedule) * key["experts"]
+    tile = _TILE_ROWS.get(one.schedule.kernel, one.schedule.bm) * key["experts"]
     return tile + 1 if key["layout"] != "indexed" and one.rows <= tile else math.inf
 
 
