@@ -48,9 +48,11 @@ def schedule_of(stem: str, config: Mapping[str, int | bool | str]) -> Schedule |
     from chord_jit.schedules.schedule import Schedule
 
     try:
+        # Where rows stay in shared memory (w4a16_resident) a stage is one panel over whole K, and a CTA has its SM to itself.
+        blocks = config.get("kStageBlocks", -(-config["kK"] // UNIT_K))
         return Schedule(
-            stem, config["kBM"], config["kPanels"] * PANEL, config["kStageBlocks"] * UNIT_K, config["kStages"],
-            cn=config.get("kShare", 1), split=2 if config.get("kCuts") else config.get("kSplit", 1), ctas=config["kCtas"],
+            stem, config["kBM"], config.get("kPanels", 1) * PANEL, blocks * UNIT_K, config["kStages"],
+            cn=config.get("kShare", 1), split=2 if config.get("kCuts") else config.get("kSplit", 1), ctas=config.get("kCtas", 1),
         )  # fmt: skip
     except (KeyError, TypeError):
         return None

@@ -96,10 +96,11 @@ def test_every_kernel_of_a_schedule(tmp_path, capsys):
         assert "'w4a16_mma 16x128x256 s3 ctas2'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("ranks", [{"ep": 8}, {"tp": 8}], ids=str)
 @pytest.mark.parametrize("name", base.FAMILIES)
-def test_a_schedule_is_read_off_the_fields_of_its_kernel(name):
+def test_a_schedule_is_read_off_the_fields_of_its_kernel(name, ranks):
     family = base.family(name)
-    for problem in list(family.deployment(Deployment(7168, 2048, 384, 8, ep=8), target("sm_90a")))[::97]:
+    for problem in list(family.deployment(Deployment(7168, 2048, 384, 8, **ranks), target("sm_90a")))[::97]:
         for schedule in family.candidates(problem):
             assert schedule_of(schedule.kernel, dict(family.spec(problem, schedule).config)) == schedule
     assert schedule_of("read_floor", {"kThreads": 256}) is None
