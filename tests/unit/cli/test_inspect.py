@@ -100,7 +100,8 @@ def test_every_kernel_of_a_schedule(tmp_path, capsys):
 @pytest.mark.parametrize("name", base.FAMILIES)
 def test_a_schedule_is_read_off_the_fields_of_its_kernel(name, ranks):
     family = base.family(name)
-    for problem in list(family.deployment(Deployment(7168, 2048, 384, 8, **ranks), target("sm_90a")))[::97]:
+    problems = list(family.deployment(Deployment(7168, 2048, 384, 8, **ranks), target("sm_90a")))
+    for problem in [*problems[::97], *{(one.n, one.k): one for one in problems}.values()]:
         for schedule in family.candidates(problem):
             assert schedule_of(schedule.kernel, dict(family.spec(problem, schedule).config)) == schedule
     assert schedule_of("read_floor", {"kThreads": 256}) is None
