@@ -1,7 +1,6 @@
 """Host and device agree: what legality allows passes every assertion of the kernel, and the sizes are the kernel's own."""
 
 import random
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -10,10 +9,8 @@ from chord_jit.errors import CompileError
 from chord_jit.families.indexed import FAMILY
 from chord_jit.families.indexed_launch import MMA_PARAMS
 from chord_jit.jit import engine
-from chord_jit.jit.render import config_struct
-from chord_jit.jit.spec import KernelSpec
 from chord_jit.schedules.legality import mma_shape, violations
-from tests.unit.schedules.device_asserts import compile_asserts, order_asserts
+from tests.unit.schedules.device_asserts import compile_asserts, order_asserts, size_asserts, with_field
 from tests.unit.schedules.problems import problem, schedule
 
 #: Panels that 1, 2, 4 and 8 divide; a K tail; more than one stage and less than one; shapes smaller than any tile.
@@ -36,10 +33,6 @@ SIZES = {
 }  # fmt: skip
 
 
-def with_field(spec: KernelSpec, name: str, step: int) -> KernelSpec:
-    return replace(spec, config=tuple((key, value + step if key == name else value) for key, value in spec.config))
-
-
 def legal_sample() -> list[tuple]:
     """Legal pairs of problem and schedule: a random draw for each tile, far beyond what the family would time."""
     ranges = ((8, 16), TILES, (2, 3, 4, 5, 7, 16), range(1, 9), (1, 2))
@@ -58,9 +51,7 @@ def test_what_legality_allows_the_kernel_accepts_with_the_same_sizes():
     lines = []
     for index, (asked, one) in enumerate(pairs):
         kernel = f"chord::W4A16Mma<c{index}::Config>"
-        shape = mma_shape(asked, one)
-        lines.append(f"namespace c{index} {{ {config_struct(FAMILY.spec(asked, one))} }}")
-        lines += [f'static_assert({kernel}::{theirs} == {getattr(shape, ours)}, "{one} {theirs}");' for theirs, ours in SIZES.items()]
+        lines += size_asserts("W4A16Mma", index, FAMILY.spec(asked, one), mma_shape(asked, one), SIZES, str(one))
         registers = f"{kernel}::kConsumerRegisters"
         lines.append(f"static_assert(!{kernel}::kMovesRegisters || ({registers} >= 200 && {registers} <= 256));")  # setmaxnreg ends at 256
     compile_asserts("w4a16_mma", lines)

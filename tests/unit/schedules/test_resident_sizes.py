@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,14 @@ from chord_jit.jit import engine
 from chord_jit.jit.render import config_struct
 from chord_jit.schedules import resident
 from chord_jit.schedules.legality import violations
-from tests.unit.schedules.device_asserts import compile_asserts, order_asserts
+from tests.unit.schedules.device_asserts import (
+    compile_asserts,
+    forms_of_the_page,
+    order_asserts,
+    register_asserts,
+    size_asserts,
+    with_field,
+)
 from tests.unit.schedules.problems import problem, resident_schedule
 
 #: Many units of a row tile and one; K tails; shapes smaller than any tile; the longest K.
@@ -55,29 +61,16 @@ def test_what_legality_allows_the_kernel_accepts_with_the_same_sizes():
     lines = []
     for index, (asked, one) in enumerate(pairs):
         kernel, sizes = f"chord::W4A16Resident<c{index}::Config>", resident.shape(asked, one)
-        lines.append(f"namespace c{index} {{ {config_struct(FAMILY.spec(asked, one))} }}")
-        lines += [f'static_assert({kernel}::{theirs} == {getattr(sizes, ours)}, "{one} {theirs}");' for theirs, ours in SIZES.items()]
-        registers = f"{kernel}::kConsumerRegisters"
-        lines.append(f"static_assert({registers} <= 256 && {registers} % 8 == 0);")  # setmaxnreg ends at 256
-        # What setmaxnreg asks for is what the launch gave, or it waits for ever.
-        pool = f"{kernel}::kEntryRegisters * {sizes.consumers + 1}"
-        lines.append(f"static_assert({registers} * {sizes.consumers} + {kernel}::kProducerRegisters <= {pool});")
-        lines.append(f"static_assert({pool} <= 65536 / 128);")
+        lines += size_asserts("W4A16Resident", index, FAMILY.spec(asked, one), sizes, SIZES, str(one))
+        lines += register_asserts("W4A16Resident", index, sizes.consumers)
         lines.append(f"static_assert({kernel}::kRowsBytes % 1024 == 0);")  # the swizzle repeats
         lines.append(f"static_assert({kernel}::kWeightAt % 128 == 0 && {kernel}::kBarriersAt % 8 == 0);")
     compile_asserts("w4a16_resident", lines)
 
 
-def table_of_the_page() -> list[list[str]]:
-    """The rows of the page's table of forms, cell by cell."""
-    page = (Path(__file__).parents[3] / "docs" / "kernels" / "w4a16_resident.md").read_text()
-    lines = [line for line in page.splitlines() if re.match(r"\| \d+x", line)]
-    return [[cell.strip().replace(",", "") for cell in line.strip("| ").split("|")] for line in lines]
-
-
 def test_the_page_states_the_sizes_of_the_main_forms():
     lines, forms = [], []
-    for index, (form, widths, consumers, registers, *stated) in enumerate(table_of_the_page()):
+    for index, (form, widths, consumers, registers, *stated) in enumerate(forms_of_the_page("w4a16_resident")):
         bm, bn, bk, stages = map(int, re.fullmatch(r"(\d+)x(\d+)x(\d+) s(\d+)", form).groups())
         one, asked = resident_schedule(bm, bk, stages), problem(n=7168, k=bk, interleaved=True)
         plain, fused = (resident.shape(replace(asked, swiglu=swiglu), one) for swiglu in (False, True))
@@ -98,9 +91,8 @@ def test_the_page_states_the_sizes_of_the_main_forms():
 @pytest.mark.parametrize("name, step", [("kSharedBytes", -128), ("kThreads", 128)])
 def test_a_host_that_counts_otherwise_does_not_compile(name, step):
     spec = FAMILY.spec(PROBLEMS[0], resident_schedule())
-    wrong = replace(spec, config=tuple((key, value + step if key == name else value) for key, value in spec.config))
     with pytest.raises(CompileError, match="host and device disagree"):
-        engine.build(wrong)
+        engine.build(with_field(spec, name, step))
 
 
 def test_the_parameter_struct_is_packed_as_the_kernel_reads_it():

@@ -1,7 +1,6 @@
 """Host and device agree on w4a16_wgmma: what legality allows passes every assertion of the kernel, with the same sizes."""
 
 import re
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -13,10 +12,16 @@ from chord_jit.families.grouped import FAMILY
 from chord_jit.families.grouped_launch import MMA_PARAMS, WGMMA_PARAMS
 from chord_jit.families.indexed_launch import WGMMA_PARAMS as GATHERED_PARAMS
 from chord_jit.jit import engine, tensor_map
-from chord_jit.jit.render import config_struct
 from chord_jit.schedules import wgmma
 from chord_jit.schedules.legality import violations
-from tests.unit.schedules.device_asserts import compile_asserts, order_asserts
+from tests.unit.schedules.device_asserts import (
+    compile_asserts,
+    forms_of_the_page,
+    order_asserts,
+    register_asserts,
+    size_asserts,
+    with_field,
+)
 from tests.unit.schedules.problems import LAYOUTS, grouped, problem, wgmma_schedule
 
 #: Panels that 1, 2 and 4 divide; K tails; more than one stage and less than one; shapes smaller than any tile.
@@ -65,26 +70,13 @@ def test_what_legality_allows_the_kernel_accepts_with_the_same_sizes():
     assert {(one.split, one.ctas) for _, one in pairs} == set(product((1, 2), (1, 2)))
     lines = []
     for index, (asked, one) in enumerate(pairs):
-        kernel, sizes = f"chord::W4A16Wgmma<c{index}::Config>", wgmma.shape(asked, one)
-        lines.append(f"namespace c{index} {{ {config_struct(kernels.spec(asked, one))} }}")
-        lines += [f'static_assert({kernel}::{theirs} == {getattr(sizes, ours)}, "{one} {theirs}");' for theirs, ours in SIZES.items()]
-        registers = f"{kernel}::kConsumerRegisters"
-        lines.append(f"static_assert({registers} <= 256 && {registers} % 8 == 0);")  # setmaxnreg ends at 256
-        # What setmaxnreg asks for is what the launch gave, or it waits for ever.
-        pool = f"{kernel}::kEntryRegisters * {sizes.consumers + 1}"
-        lines.append(f"static_assert({registers} * {sizes.consumers} + {kernel}::kProducerRegisters <= {pool});")
-        lines.append(f"static_assert({pool} <= 65536 / 128 / {one.ctas});")
+        sizes = wgmma.shape(asked, one)
+        lines += size_asserts("W4A16Wgmma", index, kernels.spec(asked, one), sizes, SIZES, str(one))
+        lines += register_asserts("W4A16Wgmma", index, sizes.consumers, one.ctas)
     compile_asserts("w4a16_wgmma", lines)
 
 
-def table_of_the_page() -> list[list[str]]:
-    """The rows of the page's table of forms, cell by cell."""
-    page = (Path(__file__).parents[3] / "docs" / "kernels" / "w4a16_wgmma.md").read_text()
-    lines = [line for line in page.splitlines() if re.match(r"\| \d+x", line)]
-    return [[cell.strip().replace(",", "") for cell in line.strip("| ").split("|")] for line in lines]
-
-
-@pytest.mark.parametrize("cells", table_of_the_page(), ids=lambda cells: cells[0])
+@pytest.mark.parametrize("cells", forms_of_the_page("w4a16_wgmma"), ids=lambda cells: cells[0])
 def test_the_page_states_the_sizes_of_the_main_forms(cells):
     form, widths, groups, _, rows, staging, weights, rest, total = cells
     bm, bn, bk, stages, ctas = map(int, re.fullmatch(r"(\d+)x(\d+)x(\d+) s(\d+)(?: ctas(\d))?", form).groups(default="1"))
@@ -122,9 +114,8 @@ def test_every_tile_that_is_timed_is_legal_somewhere():
 @pytest.mark.parametrize("name, step", [("kSharedBytes", -128), ("kThreads", 128)])
 def test_a_host_that_counts_otherwise_does_not_compile(name, step):
     spec = FAMILY.spec(PROBLEMS[0], wgmma_schedule())
-    wrong = replace(spec, config=tuple((key, value + step if key == name else value) for key, value in spec.config))
     with pytest.raises(CompileError, match="host and device disagree"):
-        engine.build(wrong)
+        engine.build(with_field(spec, name, step))
 
 
 def test_the_parameter_structs_are_packed_as_the_kernels_read_them():
