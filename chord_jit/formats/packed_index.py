@@ -8,7 +8,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,15 +105,9 @@ class PackedIndex:
         """Replaces the index of ``folder`` as a whole; it is on the disk when this returns."""
         content = {**self.packing.facts(), "made_by": f"chord_jit {VERSION}", "wanted": list(self.wanted)}
         content["layers"] = {str(layer): self.entry(layer) for layer in sorted(self.layers)}
-        staging = folder / partial(INDEX)
-        try:
+        with placed(folder / INDEX) as staging:
             files.write(staging, (json.dumps(content, indent=1) + "\n").encode())
             staging.chmod(0o644)
-            os.replace(staging, folder / INDEX)
-        finally:
-            with suppress(OSError):
-                staging.unlink()
-        files.sync_folder(folder)
 
 
 def file_of(layer: int) -> str:
@@ -121,9 +115,18 @@ def file_of(layer: int) -> str:
     return f"layer-{layer:05d}.safetensors"
 
 
-def partial(name: str) -> str:
-    """A name for a file that is being written, which no other process uses."""
-    return f".{name}.{uuid.uuid4().hex}.partial"
+@contextmanager
+def placed(path: Path) -> Iterator[Path]:
+    """A name of no other process to write a file under, synced by the caller; at the end of the block it replaces ``path``, on
+    the disk too. When the block fails nothing of it stays."""
+    staging = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        yield staging
+        os.replace(staging, path)
+    finally:
+        with suppress(OSError):
+            staging.unlink()
+    files.sync_folder(path.parent)
 
 
 def read_index(folder: str | Path) -> PackedIndex:

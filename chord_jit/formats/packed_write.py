@@ -15,7 +15,7 @@ import torch
 from chord_jit.errors import InputError
 from chord_jit.formats.checkpoint import Checkpoint, Progress, fill
 from chord_jit.formats.expert_reader import ExpertReader
-from chord_jit.formats.packed_index import INDEX, PackedIndex, Packing, file_of, partial, read_index
+from chord_jit.formats.packed_index import INDEX, PackedIndex, Packing, file_of, placed, read_index
 from chord_jit.formats.packed_load import digest, weights_of
 from chord_jit.formats.share import Share
 from chord_jit.jit import files
@@ -144,18 +144,12 @@ def _write_layer(
     progress: Progress | None,
 ) -> Mapping[str, str]:
     """One file under its name, and the checksums of its tensors."""
-    staging = folder / partial(file_of(layer))
-    try:
+    with placed(folder / file_of(layer)) as staging:
         tensors = _make(staging, packing, layer)
         fill(weights_of(packing, list(tensors.values())), reader, layer, experts, counted, progress)
         sums = {name: digest(tensor) for name, tensor in tensors.items()}
         with staging.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(staging, folder / file_of(layer))
-    finally:
-        with suppress(OSError):
-            staging.unlink()
-    files.sync_folder(folder)
     return sums
 
 
