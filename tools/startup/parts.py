@@ -9,10 +9,7 @@ import time
 
 START = time.perf_counter()
 
-import ctypes  # noqa: E402
-import gc  # noqa: E402
 import json  # noqa: E402
-import os  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from dataclasses import asdict  # noqa: E402
@@ -24,7 +21,6 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 from tools.startup.job import BLOCK, Data, Job  # noqa: E402
 
 _LOOKUPS, _ROUNDS = 20_000, 5
-_PR_SET_SECCOMP, _STRICT = 22, 1
 
 
 class Steps:
@@ -206,29 +202,17 @@ def _quickest(call: Callable[[int], None]) -> float:
 def _system_calls(call: Callable[[int], object]) -> object:
     """0 where a forked child that may only read and write outlives ``call``, ``some`` where it does not."""
     from chord_jit.jit import engine
+    from tools.startup import strict
 
     kept = engine._engine
-    receive, send = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            # A child forgets the kernels of its parent; a lookup makes no use of the device, so this one may remember.
-            engine._engine = kept
-            gc.disable()
-            call(_LOOKUPS)
-            if ctypes.CDLL(None).prctl(_PR_SET_SECCOMP, _STRICT, 0, 0, 0) != 0:
-                os.write(send, b"unknown")
-                os._exit(0)
-            os.write(send, b"some")
-            call(_LOOKUPS)
-            os.write(send, b" none")
-        finally:
-            os._exit(1)
-    os.close(send)
-    with os.fdopen(receive, "rb") as pipe:
-        told = pipe.read().decode()
-    os.waitpid(child, 0)
-    return 0 if told == "some none" else told or "unknown"
+
+    def remembered(rounds: int) -> None:
+        # A child forgets the kernels of its parent; a lookup makes no use of the device, so this one may remember.
+        engine._engine = kept
+        call(rounds)
+
+    written, _ = strict.strictly(remembered, _LOOKUPS)
+    return {strict.BEGUN + strict.ENDED: 0, strict.BEGUN: "some", strict.CANNOT: "unknown"}.get(written, "unknown")
 
 
 def rank(settings: dict) -> dict:

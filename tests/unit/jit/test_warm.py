@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import os
 import signal
 import time
 
@@ -13,37 +10,18 @@ import pytest
 from chord_jit.jit import engine, loader
 from tests.toy import processes
 from tests.toy.family import spec
+from tools.startup import strict
 
-_PR_SET_SECCOMP, _STRICT = 22, 1
 #: The bound of issue 5 is 5 us; a shared core may be slow, a file access would be slower still.
 ROUNDS, BOUND = 20_000, 20e-6
 
 
 def strictly(call) -> tuple[bytes, int]:
-    """What a forked child wrote around ``call``, in which only read and write are allowed, and the signal that ended it."""
-    receive, send = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            gc.disable()
-            call(ROUNDS)
-            if ctypes.CDLL(None).prctl(_PR_SET_SECCOMP, _STRICT, 0, 0, 0) != 0:
-                os.write(send, b"cannot")
-                os._exit(0)
-            os.write(send, b"begun ")
-            call(ROUNDS)
-            os.write(send, b"ended")
-            # Not even leaving is allowed.
-            os.getppid()
-        finally:
-            os._exit(1)
-    os.close(send)
-    status = os.waitpid(child, 0)[1]
-    with os.fdopen(receive, "rb") as pipe:
-        written = pipe.read()
-    if written == b"cannot":
+    """What a child that may only read and write wrote around ``call``, and the signal that ended it."""
+    written, ended_by = strict.strictly(call, ROUNDS)
+    if written == strict.CANNOT:
         pytest.skip("this machine has no strict seccomp")
-    return written, os.WTERMSIG(status)
+    return written, ended_by
 
 
 def _warm(rounds: int) -> None:
