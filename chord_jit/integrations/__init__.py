@@ -1,0 +1,1 @@
+"""What engines call: each module hooks one of them, and imports it only where it is used."""
