@@ -103,6 +103,12 @@ class Humming:
         )
         return lambda: launch_kernel(**arguments)
 
+    def process(self, x: torch.Tensor, out: torch.Tensor, **wishes) -> None:
+        """Enqueues the peer's kernel for what goes into this layer: rows scattered, or an activation. ``wishes``: its arguments."""
+        from humming.forward import may_process_input
+
+        may_process_input(self._meta, x, outputs=out, **wishes)
+
     def _compile(self, layout: str, tunings: list[dict]) -> list[Configuration]:
         from humming.kernel.humming import HummingKernel
 

@@ -1,0 +1,70 @@
+"""Values of a whole-layer case, and what they must give in FP64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from chord_jit.bench.whole_cases import WholeCase
+from chord_jit.formats.moe_weights import MoEWeights
+from chord_jit.reference.indexed import indexed
+from chord_jit.reference.moe import moe
+from chord_jit.routing.indexed import IndexedRouting, align_blocks
+
+_REFERENCE_BLOCK = 8
+
+
+@dataclass(frozen=True, eq=False)
+class WholeInputs:
+    """``x``: BF16 [tokens, hidden]. ``topk_ids``: int32 [tokens, top_k], local experts; ``topk_weights``: FP32, each token's sum is 1."""
+
+    case: WholeCase
+    x: torch.Tensor
+    topk_ids: torch.Tensor
+    topk_weights: torch.Tensor
+
+    @property
+    def top_k(self) -> int:
+        return self.topk_ids.shape[1]
+
+    def routing(self, block_m: int) -> IndexedRouting:
+        """The blocks of the draw at a block size."""
+        return align_blocks(self.topk_ids, block_m, self.case.layer.experts)
+
+    def empty(self, rows: int, features: int) -> torch.Tensor:
+        """BF16, filled with NaN so that an unwritten element shows."""
+        return torch.full((rows, features), float("nan"), dtype=torch.bfloat16, device=self.x.device)
+
+
+def draw(case: WholeCase, generator: torch.Generator) -> WholeInputs:
+    """Normal activations and softmax routing weights over the case's fixed routing."""
+    ids = torch.from_numpy(case.draw.topk_ids()).to(generator.device)
+    x = torch.randn(ids.shape[0], case.layer.hidden, generator=generator, device=generator.device).to(torch.bfloat16)
+    scores = torch.randn(ids.shape, generator=generator, device=generator.device)
+    return WholeInputs(case, x, ids.contiguous(), scores.softmax(-1))
+
+
+@dataclass(frozen=True, eq=False)
+class Exact:
+    """FP64: the stages of the first layer, each from the rounded result of the one before it, and the outputs of all layers.
+
+    ``wide``: gate and up, [rows, 2 * neurons]. ``inner``: after SwiGLU, [rows, neurons]. ``routed``: down of ``inner`` in BF16,
+    [rows, hidden], without routing weights. ``outs``: [tokens, hidden] of each layer, nothing rounded in between.
+    """
+
+    wide: torch.Tensor
+    inner: torch.Tensor
+    routed: torch.Tensor
+    outs: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, layers: Sequence[MoEWeights], inputs: WholeInputs) -> Exact:
+        routing = inputs.routing(_REFERENCE_BLOCK)
+        wide = indexed(inputs.x, layers[0].gate_up, routing)
+        gate, up = wide.chunk(2, 1)
+        inner = gate * torch.sigmoid(gate) * up
+        routed = indexed(inner.bfloat16(), layers[0].down, routing.for_down())
+        outs = tuple(moe(inputs.x, layer, inputs.topk_ids, inputs.topk_weights) for layer in layers)
+        return cls(wide, inner, routed, outs)
