@@ -9,8 +9,8 @@ from chord_jit.version import VERSION as __version__
 _PUBLIC = {
     name: "chord_jit.api"
     for name in (
-        "Counters", "Deployment", "IndexedRouting", "MoEWeights", "PackedW4A16", "WarmupReport", "align_blocks", "block_m_for",
-        "contiguous", "counters", "indexed", "load_moe_layers", "load_packed", "masked", "pack_w4a16", "pack_w4a16_grouped",
+        "Counters", "Deployment", "IndexedRouting", "MoELayer", "MoEWeights", "PackedW4A16", "WarmupReport", "align_blocks",
+        "block_m_for", "contiguous", "counters", "indexed", "load_moe_layers", "load_packed", "masked", "pack_w4a16", "pack_w4a16_grouped",
         "unpack_w4a16", "warm_up",
     )
 }  # fmt: skip

@@ -22,11 +22,14 @@ from chord_jit.formats.w4a16 import PackedW4A16, pack_w4a16, pack_w4a16_grouped,
 from chord_jit.jit.counters import Counters, counters
 from chord_jit.jit.warmup import WarmupReport
 from chord_jit.jit.warmup import warm_up as _build_all
-from chord_jit.routing.indexed import IndexedRouting, align_blocks
+from chord_jit.layers.moe import MoELayer
+from chord_jit.routing.indexed import IndexedRouting
+from chord_jit.routing.indexed import align_blocks as _align_blocks
+from chord_jit.rows import route as _route
 from chord_jit.schedules.deployment import Deployment
 
 __all__ = [
-    "Counters", "Deployment", "IndexedRouting", "MoEWeights", "PackedW4A16", "WarmupReport", "align_blocks", "block_m_for", "contiguous",
+    "Counters", "Deployment", "IndexedRouting", "MoELayer", "MoEWeights", "PackedW4A16", "WarmupReport", "align_blocks", "block_m_for", "contiguous",
     "counters", "indexed", "load_moe_layers", "load_packed", "masked", "pack_w4a16", "pack_w4a16_grouped", "unpack_w4a16", "warm_up",
 ]  # fmt: skip
 
@@ -151,6 +154,30 @@ def _ops() -> ModuleType:
     from chord_jit import ops
 
     return ops
+
+
+def align_blocks(
+    topk_ids: torch.Tensor, block_m: int, experts: int, *, expert_map: torch.Tensor | None = None, checked: bool = False
+) -> IndexedRouting:
+    """Group routed ids by expert, each group padded to blocks of ``block_m``: the routing of ``indexed`` calls.
+
+    ``topk_ids``: int32 or int64 [M, top_k], the expert of each routed id; -1 marks an id that goes nowhere.
+    ``experts``: experts of the weight on this rank, at most 2048 on a GPU. ``expert_map``: int32 [global experts] on the same
+    device, the local expert of each global one or -1; without it ids are local already. Ids of no local expert are left out, and
+    their output rows are not written.
+
+    Buffers have the sizes that vLLM's ``moe_align_block_size`` allocates: capacity ``M * top_k + experts *
+    (block_m - 1)``, at most ``M * top_k * block_m`` where ids are fewer than experts; so it need not be a multiple of
+    ``block_m``. Sentinels are ``M * top_k``; ids of one expert ascend. What lies past ``num_tokens_padded`` is unspecified.
+
+    On a GPU one kernel, or two launches of it for many ids; on the CPU, and inside a compiled function, torch. ``checked`` reads
+    the values back (a synchronisation) and refuses ids outside -1 .. experts - 1 (or outside the map) and map entries outside
+    -1 .. experts - 1; otherwise such ids are left out like -1. Raises ``InputTypeError`` for a type or dtype, ``InputError`` for a
+    shape, device or value, ``CaptureError`` for a checked or cold call under CUDA graph capture.
+    """
+    if is_compiling() or not getattr(topk_ids, "is_cuda", False):
+        return _align_blocks(topk_ids, block_m, experts, expert_map=expert_map, checked=checked)
+    return _route.blocks(topk_ids, block_m, experts, expert_map=expert_map, checked=checked)[0]
 
 
 def block_m_for(weight: PackedW4A16, expected_rows: float, *, swiglu: bool = False, down: PackedW4A16 | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The calls as torch custom ops, which ``torch.compile`` keeps whole: ``chord_jit::indexed``, ``contiguous``, ``masked``.
+"""The calls as torch custom ops, which ``torch.compile`` keeps whole: ``chord_jit::indexed``, ``contiguous``, ``masked``, ``moe``.
 
 Each has a variant with ``_out`` behind its name that writes into its last argument and returns nothing. An op takes the
 tensors and numbers that a ``PackedW4A16`` and an ``IndexedRouting`` hold, makes the objects again and calls the family as the
@@ -24,8 +24,10 @@ import torch
 
 from chord_jit.families import grouped as _grouped
 from chord_jit.families import indexed as _indexed
+from chord_jit.formats.moe_weights import MoEWeights
 from chord_jit.formats.w4a16_layout import PackedW4A16, require_layout
 from chord_jit.routing.indexed import IndexedRouting, check_trusted
+from chord_jit.rows import pipeline
 
 #: What a weight holds; ``reserved`` is its mode, which torch's own functions have an argument of that name for.
 _WEIGHT = "Tensor weight, SymInt n, SymInt k, SymInt experts, bool interleaved, int layout_version, str? reserved"
@@ -60,6 +62,16 @@ def masked(
 ) -> torch.Tensor:
     """``api.masked`` through its op."""
     return _call("masked", (x, *_weight_fields(weight), masked_m, expected_m, swiglu, checked), out)
+
+
+def moe(
+    x: torch.Tensor, weights: MoEWeights, topk_ids: torch.Tensor, topk_weights: torch.Tensor, top_k: int, expert_map: torch.Tensor | None,
+    addend: torch.Tensor | None, workspace_bytes: int, out: torch.Tensor | None,
+) -> torch.Tensor:
+    """``layers.moe.MoELayer`` through its op."""
+    gate_up, down = weights.gate_up, weights.down
+    given = (x, gate_up.data, down.data, gate_up.n, gate_up.k, gate_up.experts, topk_ids, topk_weights, top_k, expert_map, addend, workspace_bytes)
+    return _call("moe", given, out)
 
 
 def _weight_fields(weight: PackedW4A16) -> tuple:
@@ -113,6 +125,13 @@ def _masked_kernel(
     return _grouped.FAMILY.masked(x, packed, masked_m, expected_m, swiglu=swiglu, checked=checked, out=out)
 
 
+def _moe_kernel(x, gate_up, down, n, k, experts, topk_ids, topk_weights, top_k, expert_map, addend, workspace_bytes, out=None):
+    weights = MoEWeights(PackedW4A16(gate_up, n, k, experts, True), PackedW4A16(down, k, n // 2, experts, False))
+    return pipeline.run(
+        x, weights, topk_ids, topk_weights, top_k, expert_map=expert_map, addend=addend, workspace_bytes=workspace_bytes, out=out
+    )
+
+
 # -- fake kernels: what the result looks like ---------------------------------------------------------------------------
 def _indexed_fake(
     x, weight, n, k, experts, interleaved, layout_version, reserved,
@@ -128,6 +147,10 @@ def _contiguous_fake(x, weight, n, k, experts, interleaved, layout_version, rese
 
 def _masked_fake(x, weight, n, k, experts, interleaved, layout_version, reserved, masked_m, expected_m, swiglu, checked):
     return _result(x, 1, n, swiglu)
+
+
+def _moe_fake(x, gate_up, down, n, k, experts, topk_ids, topk_weights, top_k, expert_map, addend, workspace_bytes):
+    return torch.empty_like(x)
 
 
 def _result(x: torch.Tensor, top_k: int, n: int, swiglu: bool) -> torch.Tensor:
@@ -165,3 +188,9 @@ _register(
 _register(
     "masked", f"Tensor x, {_WEIGHT}, Tensor masked_m, SymInt expected_m, bool swiglu, bool checked", _masked_kernel, _masked_fake
 )
+_register(
+    "moe",
+    "Tensor x, Tensor gate_up, Tensor down, SymInt n, SymInt k, SymInt experts, Tensor topk_ids, Tensor topk_weights, SymInt top_k, "
+    "Tensor? expert_map, Tensor? addend, SymInt workspace_bytes",
+    _moe_kernel, _moe_fake,
+)  # fmt: skip

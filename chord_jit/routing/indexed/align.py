@@ -19,26 +19,20 @@ def align_blocks(
     expert_map: torch.Tensor | None = None,
     checked: bool = False,
 ) -> IndexedRouting:
-    """Group the routed ids of ``topk_ids`` by expert, each group padded to blocks of ``block_m``.
-
-    ``topk_ids``: int32 or int64 [M, top_k], the expert of each routed id; -1 marks an id that goes nowhere.
-    ``experts``: experts of the weight on this rank. ``expert_map``: int32 [global experts] on the same device, the
-    local expert of each global one or -1; without it ids are local already. Ids of no local expert are left out, and
-    their output rows are not written.
-
-    Buffers have the sizes that vLLM's ``moe_align_block_size`` allocates: capacity ``M * top_k + experts *
-    (block_m - 1)``, at most ``M * top_k * block_m`` where ids are fewer than experts; so it need not be a multiple of
-    ``block_m``. Sentinels are ``M * top_k``; ids of one expert ascend. What lies past ``num_tokens_padded`` is unspecified.
-
-    ``checked`` reads the values back (a synchronisation) and refuses ids outside -1 .. experts - 1 (or outside the map)
-    and map entries outside -1 .. experts - 1; otherwise such ids are left out like -1.
-    Raises ``InputTypeError`` for a type or dtype, ``InputError`` for a shape, device or value, ``CaptureError`` for a
-    checked call under CUDA graph capture. Unchecked calls can be captured.
-    """
-    _check_inputs(topk_ids, block_m, experts, expert_map)
-    if checked:
-        _check_ids(topk_ids, experts, expert_map)
+    """``api.align_blocks`` in torch alone, on any device, without a host synchronisation unless ``checked``."""
+    check_inputs(topk_ids, block_m, experts, expert_map, checked=checked)
     total, device = topk_ids.numel(), topk_ids.device
+    capacity = capacity_of(total, block_m, experts)
+    if total == 0:
+        sorted_ids, expert_ids, padded = (torch.zeros(size, dtype=torch.int32, device=device) for size in (0, 0, 1))
+    else:
+        local = local_experts(topk_ids.reshape(-1), experts, expert_map)
+        sorted_ids, expert_ids, padded = _fill(local, block_m, experts, capacity)
+    return IndexedRouting(sorted_ids, expert_ids, padded, topk_ids.shape[1], block_m, total, experts, whole_model(experts, expert_map))
+
+
+def capacity_of(total: int, block_m: int, experts: int) -> int:
+    """Slots that blocks of ``total`` routed ids can need. Raises ``InputError`` where int32 cannot count them."""
     capacity = total + experts * (block_m - 1)
     if total < experts:
         capacity = min(capacity, total * block_m)
@@ -48,16 +42,15 @@ def align_blocks(
             {"routed": total, "experts": experts, "block_m": block_m, "slots": capacity},
             "split the tokens over several calls, or take smaller blocks",
         )
-    if total == 0:
-        sorted_ids, expert_ids, padded = (torch.zeros(size, dtype=torch.int32, device=device) for size in (0, 0, 1))
-    else:
-        local = _local_experts(topk_ids.reshape(-1), experts, expert_map)
-        sorted_ids, expert_ids, padded = _fill(local, block_m, experts, capacity)
-    whole = experts if expert_map is None else max(experts, expert_map.numel())
-    return IndexedRouting(sorted_ids, expert_ids, padded, topk_ids.shape[1], block_m, total, experts, whole)
+    return capacity
 
 
-def _local_experts(ids: torch.Tensor, experts: int, expert_map: torch.Tensor | None) -> torch.Tensor:
+def whole_model(experts: int, expert_map: torch.Tensor | None) -> int:
+    """Experts of the whole model, as far as the map tells."""
+    return experts if expert_map is None else max(experts, expert_map.numel())
+
+
+def local_experts(ids: torch.Tensor, experts: int, expert_map: torch.Tensor | None) -> torch.Tensor:
     """Local expert of each id; ``experts`` for an id that goes nowhere, so that those sort last."""
     if expert_map is not None:
         known = (ids >= 0) & (ids < expert_map.numel())
@@ -84,7 +77,10 @@ def _fill(local: torch.Tensor, block_m: int, experts: int, capacity: int) -> tup
     return sorted_ids.view(-1)[:capacity], expert_ids, ends[-1:]
 
 
-def _check_inputs(topk_ids: torch.Tensor, block_m: int, experts: int, expert_map: torch.Tensor | None) -> None:
+def check_inputs(
+    topk_ids: torch.Tensor, block_m: int, experts: int, expert_map: torch.Tensor | None, *, checked: bool = False
+) -> None:
+    """Raise ``InputTypeError`` or ``InputError`` for the first rule of ids and map that a call breaks; ``checked``: of values too."""
     if not isinstance(topk_ids, torch.Tensor) or topk_ids.dtype not in (torch.int32, torch.int64):
         raise InputTypeError(
             _ASKED, "topk_ids must be an int32 or int64 tensor", {"got": getattr(topk_ids, "dtype", type(topk_ids).__name__)},
@@ -95,8 +91,13 @@ def _check_inputs(topk_ids: torch.Tensor, block_m: int, experts: int, expert_map
             _ASKED, "topk_ids must be [M, top_k] with top_k of 1 or more", {"shape": list(topk_ids.shape)}, "pass topk_ids.view(M, top_k)"
         )
     check_sizes(_ASKED, block_m, experts, topk_ids.shape[1], topk_ids.numel())
-    if expert_map is None:
-        return
+    if expert_map is not None:
+        _check_map(expert_map, topk_ids)
+    if checked:
+        _check_values(topk_ids, experts, expert_map)
+
+
+def _check_map(expert_map: torch.Tensor, topk_ids: torch.Tensor) -> None:
     if not isinstance(expert_map, torch.Tensor) or expert_map.dtype is not torch.int32:
         raise InputTypeError(
             _ASKED, "expert_map must be an int32 tensor", {"got": getattr(expert_map, "dtype", type(expert_map).__name__)},
@@ -113,7 +114,7 @@ def _check_inputs(topk_ids: torch.Tensor, block_m: int, experts: int, expert_map
         )
 
 
-def _check_ids(topk_ids: torch.Tensor, experts: int, expert_map: torch.Tensor | None) -> None:
+def _check_values(topk_ids: torch.Tensor, experts: int, expert_map: torch.Tensor | None) -> None:
     """Read the values back and refuse those out of range."""
     if topk_ids.is_cuda and torch.cuda.is_current_stream_capturing():
         raise CaptureError(_ASKED, "a checked call synchronises, which a capturing stream cannot", {}, "check outside the capture")

@@ -1,0 +1,1 @@
+"""Layers of a model: weights packed once, schedules chosen per call."""

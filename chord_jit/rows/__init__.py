@@ -1,0 +1,1 @@
+"""Rows around the products of a MoE layer: routed ids grouped by expert, rows moved, results combined. One kernel each."""

@@ -1,0 +1,80 @@
+"""The kernels of this room: what they are compiled as, and their launches. No row, expert or SM count is compiled in."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from chord_jit import device
+from chord_jit.jit import engine
+from chord_jit.jit.launch import Launch
+from chord_jit.jit.spec import KernelSpec
+
+#: Most experts of one rank that ids can be grouped for, and chunks that many ids are cut into.
+MAX_EXPERTS, CHUNKS = 2048, 128
+_ROUTE_THREADS = 1024
+_ROUTE_SHARED = 4 * 32 + MAX_EXPERTS * (12 + 2 * 32)
+
+
+@dataclass(frozen=True)
+class RowKernel:
+    """``config``: of the template; ``params``: layout of its parameter struct; ``ctas``: of its grid, 0 for ``per_sm`` an SM."""
+
+    stem: str
+    config: tuple[tuple[str, int], ...]
+    params: struct.Struct
+    ctas: int = 0
+    per_sm: int = 0
+
+    def spec(self, arch: str) -> KernelSpec:
+        return KernelSpec(self.stem, self.config, arch)
+
+
+_ROUTE = (("kThreads", _ROUTE_THREADS), ("kExperts", MAX_EXPERTS), ("kChunks", CHUNKS), ("kSharedBytes", _ROUTE_SHARED))
+_ROUTE_PARAMS = struct.Struct("<8Q8i")
+_PLAIN = (("kThreads", 128), ("kSharedBytes", 0))
+ROUTE_WHOLE = RowKernel("route_rows", _ROUTE, _ROUTE_PARAMS, ctas=1)
+ROUTE_CHUNKS = RowKernel("route_rows", _ROUTE, _ROUTE_PARAMS, ctas=CHUNKS)
+MOVE = RowKernel("move_rows", _PLAIN, struct.Struct("<5Q2q4i"), per_sm=16)
+COMBINE = RowKernel("combine_rows", _PLAIN, struct.Struct("<5Qq2i"), per_sm=16)
+_ALL = (ROUTE_WHOLE, ROUTE_CHUNKS, MOVE, COMBINE)
+
+_launches: dict[tuple[RowKernel, int], Launch] = {}
+
+
+def specs(arch: str) -> list[KernelSpec]:
+    """Every kernel of this room for one target: any layer may ask for any of them."""
+    return list(dict.fromkeys(kernel.spec(arch) for kernel in _ALL))
+
+
+def launch(kernel: RowKernel, index: int) -> Launch:
+    """The loaded kernel on CUDA device ``index``, the current one; memoised. Raises what ``engine.load`` raises."""
+    found = _launches.get((kernel, index))
+    if found is None:
+        facts, config = device.facts(index), dict(kernel.config)
+        loaded = engine.load(kernel.spec(facts.arch), index, config["kSharedBytes"])
+        grid = (kernel.ctas or kernel.per_sm * facts.sms, 1, 1)
+        found = Launch(loaded.handle, grid, config["kThreads"], 1, config["kSharedBytes"], kernel.params)
+        _launches[kernel, index] = found
+    return found
+
+
+def enqueue(kernel: RowKernel, index: int, *values: int) -> None:
+    """One launch on the current stream of device ``index``."""
+    if torch._C._cuda_getDevice() == index:
+        launch(kernel, index)(torch._C._cuda_getCurrentRawStream(index), *values)
+        return
+    with torch.cuda.device(index):
+        launch(kernel, index)(torch._C._cuda_getCurrentRawStream(index), *values)
+
+
+def prepare(index: int, without: Collection[KernelSpec] = ()) -> None:
+    """Load every kernel but ``without`` on device ``index``, so that no later launch loads."""
+    arch = device.facts(index).arch
+    with torch.cuda.device(index):
+        for kernel in _ALL:
+            if kernel.spec(arch) not in without:
+                launch(kernel, index)
