@@ -119,6 +119,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("CHORD_CAPTURE_SLOTS", _integer(1), 32768, "launch", "Streams and captured launch sites of one device (192 B each)."),
     Knob("CHORD_BACKEND", _choice("kernels", "reference"), "kernels", "tests and bring-up",
          "reference: calls over CPU tensors are computed in FP64 by chord_jit.reference; those on a GPU take kernels in any case."),
+    Knob("CHORD_VLLM", _switch, 1, "integrations", "0: vLLM keeps all of its MoE layers on Humming, as without chord_jit."),
     Knob("CHORD_SM90_DECODE", _switch, None, "accepted, no longer needed",
          "Phase of an instance, 1 decode or 0 prefill: one packed weight serves both, and each call chooses its kernel."),
     Knob("CHORD_USE_GROUPED", _switch, None, "accepted, no longer needed",
