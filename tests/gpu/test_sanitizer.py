@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import broken_case, small_case, small_grouped_case
+from tests.gpu import broken_case, small_case, small_grouped_case, small_layer_case
 
 ROOT = Path(__file__).resolve().parents[2]
 SANITIZER = shutil.which("compute-sanitizer")
 #: Program and tool. Broken layouts make kernels write a row twice, which is no race to look for.
 RUNS = [
     ("small_case", "memcheck"), ("small_case", "racecheck"), ("small_grouped_case", "memcheck"), ("small_grouped_case", "racecheck"),
-    ("broken_case", "memcheck"),
+    ("small_layer_case", "memcheck"), ("small_layer_case", "racecheck"), ("broken_case", "memcheck"),
 ]  # fmt: skip
 KERNELS = [*small_case.CALLS, *small_grouped_case.CALLS, *broken_case.CALLS]
 #: Seconds for a program: starting Python, torch and the tool takes most of it.
@@ -27,7 +27,8 @@ MOST = 300
 
 @pytest.fixture(scope="module")
 def runs(gpu):
-    """All of them at once, by program and tool; broken layouts also without a tool."""
+    """All of them at once, by program and tool; broken layouts also without a tool. A layer's kernels are compiled here first."""
+    small_layer_case.main(gpu)
     started = {}
     for program, tool in [("broken_case", None), *(RUNS if SANITIZER else ())]:
         environment, command = dict(os.environ), [sys.executable, "-m", f"tests.gpu.{program}"]
