@@ -1,0 +1,89 @@
+"""Stand-ins for packages that serve HTTP, parse prompts or decode images: vLLM imports them, and no MoE layer calls them.
+
+Only those that are not installed are stood in for. A stand-in gives an inert class for any name, good to inherit from, to annotate
+with and to decorate with. A package that is neither installed nor listed stays an ``ImportError``.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from types import ModuleType
+
+NAMES = frozenset(
+    "aiohttp anthropic blake3 cachetools cbor2 cloudpickle cpuinfo cv2 depyf diskcache einops fastapi flashinfer gguf ijson jsonschema lark "
+    "llguidance lmformatenforcer mcp mistral_common model_hosting_container_standards msgspec ninja numba nvtx openai openai_harmony "
+    "opentelemetry orjson outlines_core partial_json_parser prometheus_client pybase64 pythonjsonlogger quack requests sentencepiece "
+    "setproctitle starlette tiktoken tilelang tvm_ffi urllib3 uvloop watchfiles xgrammar zmq".split()
+)
+
+
+class _Kind(type):
+    def __getattr__(cls, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return inert(name)
+
+    def __or__(cls, other: object) -> type:
+        return object
+
+    __ror__ = __or__
+
+
+class Inert(metaclass=_Kind):
+    """Takes any arguments and does nothing; as a decorator it gives back what it decorates."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+
+    def __init_subclass__(cls, **kwargs: object) -> None: ...
+
+    def __class_getitem__(cls, item: object) -> type:
+        return cls
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else self
+
+    def __getattr__(self, name: str) -> Inert:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Inert()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> object:
+        from pydantic_core import core_schema
+
+        return core_schema.any_schema()
+
+
+def inert(name: str) -> type:
+    return _Kind(name, (Inert,), {})
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """The last finder, for the packages of ``NAMES`` and their submodules."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in NAMES else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = ModuleType(spec.name)
+
+        def get(name: str) -> type:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            setattr(module, name, inert(name))
+            return module.__dict__[name]
+
+        module.__path__, module.__getattr__ = [], get
+        return module
+
+    def exec_module(self, module: ModuleType) -> None: ...
+
+
+def install() -> None:
+    """Stands in for what is missing, in this process."""
+    sys.meta_path.append(Finder())
+    if importlib.util.find_spec("triton") is None:
+        # A benchmark of Humming's, the only part of it that wants Triton at import.
+        sys.modules["humming.ops.bench"] = Finder().create_module(importlib.machinery.ModuleSpec("humming.ops.bench", None))
