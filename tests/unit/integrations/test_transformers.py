@@ -24,9 +24,10 @@ TOKENS = 12
 LOGITS, EXPERTS = 2e-2, 5e-3
 #: Family and sizes of models whose routers choose alike: a rounding cannot turn the choice of an only layer, nor that of all experts.
 ALIKE = {
-    "qwen3_moe": ("qwen3_moe", dict(num_hidden_layers=1)),
-    "mixtral": ("mixtral", dict(num_hidden_layers=1)),
-    "two layers, all experts": ("qwen3_moe", dict(num_experts_per_tok=tiny.EXPERTS)),
+    "Qwen3Moe": ("Qwen3Moe", dict(num_hidden_layers=1)),
+    "Mixtral": ("Mixtral", dict(num_hidden_layers=1)),
+    "DeepseekV3": ("DeepseekV3", dict(first_k_dense_replace=1)),
+    "two layers, all experts": ("Qwen3Moe", dict(num_experts_per_tok=tiny.EXPERTS)),
 }
 
 
@@ -78,7 +79,7 @@ def test_a_saved_model_is_packed_after_loading(tmp_path, seed):
     """The way a user goes: from_pretrained by name, prepare, generate."""
     import transformers
 
-    plain = tiny.model_of("qwen3_moe", seed, num_hidden_layers=1)
+    plain = tiny.model_of("Qwen3Moe", seed, num_hidden_layers=1)
     plain.save_pretrained(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, experts_implementation=ours.NAME)
     assert_same_tokens(ours.prepare(loaded), tiny.dequantised(plain), prompts(16), least=25)
@@ -95,7 +96,7 @@ def test_one_layers_experts_against_fp64(family, seed):
 
 
 def test_a_model_that_was_not_prepared_is_packed_as_it_runs(seed):
-    lazy = tiny.model_of("qwen3_moe", seed, experts=ours.NAME)
+    lazy = tiny.model_of("Qwen3Moe", seed, experts=ours.NAME)
     eager, ids = ours.prepare(copy.deepcopy(lazy)), prompts()
     assert torch.equal(lazy(ids).logits, eager(ids).logits)
     assert not any(hasattr(module, "gate_up_proj") for module in tiny.experts_of(lazy).values())
@@ -103,7 +104,7 @@ def test_a_model_that_was_not_prepared_is_packed_as_it_runs(seed):
 
 # -- memory -------------------------------------------------------------------------------------------------------------
 def test_bf16_experts_are_given_back_layer_by_layer(seed, monkeypatch):
-    model = tiny.model_of("qwen3_moe", seed, experts=ours.NAME)
+    model = tiny.model_of("Qwen3Moe", seed, experts=ours.NAME)
     held = [weakref.ref(weight) for module in tiny.experts_of(model).values() for weight in (module.gate_up_proj, module.down_proj)]
     alive = []
 
@@ -118,7 +119,7 @@ def test_bf16_experts_are_given_back_layer_by_layer(seed, monkeypatch):
 
 
 def test_preparing_twice_packs_once(seed, monkeypatch):
-    model = ours.prepare(tiny.model_of("qwen3_moe", seed, experts=ours.NAME))
+    model = ours.prepare(tiny.model_of("Qwen3Moe", seed, experts=ours.NAME))
     monkeypatch.setattr(ours, "quantize_layer", lambda *_: pytest.fail("packed again"))
     assert ours.prepare(model) is model
 
@@ -186,7 +187,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("says, spoil", REFUSED.values(), ids=REFUSED)
 def test_prepare_refuses_and_names_the_module(seed, says, spoil):
-    model = spoil(tiny.model_of("qwen3_moe", seed, experts=ours.NAME))
+    model = spoil(tiny.model_of("Qwen3Moe", seed, experts=ours.NAME))
     with pytest.raises(InputError, match=says) as caught:
         ours.prepare(model)
     assert caught.value.remedy
@@ -195,7 +196,7 @@ def test_prepare_refuses_and_names_the_module(seed, says, spoil):
 
 @pytest.mark.parametrize("changes", [dict(moe_intermediate_size=40), dict(hidden_size=80, head_dim=20)], ids=["neurons", "hidden"])
 def test_sizes_that_do_not_fit_name_the_module(seed, changes):
-    model = tiny.model_of("qwen3_moe", seed, experts=ours.NAME, **changes)
+    model = tiny.model_of("Qwen3Moe", seed, experts=ours.NAME, **changes)
     with pytest.raises(InputError, match="pack the experts of model.layers.0.mlp.experts\n.*multiples of 32"):
         ours.prepare(model)
     with pytest.raises(InputError, match="pack the experts of Qwen3MoeExperts\n.*multiples of 32"):
@@ -203,13 +204,13 @@ def test_sizes_that_do_not_fit_name_the_module(seed, changes):
 
 
 def test_a_gradient_is_refused(seed):
-    model = ours.prepare(tiny.model_of("qwen3_moe", seed, experts=ours.NAME))
+    model = ours.prepare(tiny.model_of("Qwen3Moe", seed, experts=ours.NAME))
     with torch.enable_grad(), pytest.raises(InputError, match="packed experts have no gradient"):
         model(prompts())
 
 
 def test_a_first_call_that_is_compiled_is_refused(seed, monkeypatch):
-    model = tiny.model_of("qwen3_moe", seed, experts=ours.NAME)
+    model = tiny.model_of("Qwen3Moe", seed, experts=ours.NAME)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with pytest.raises(CaptureError, match="Qwen3MoeExperts\n.*compiled graph"):
         layer_of(model)(*routed())

@@ -8,35 +8,31 @@ import torch
 
 from chord_jit.formats.quantize import quantize_w4a16
 
-#: Families of models, by the configuration and the class of transformers.
-FAMILIES = {"qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"), "mixtral": ("MixtralConfig", "MixtralForCausalLM")}
 TOP_K, EXPERTS, HIDDEN, NEURONS, VOCABULARY = 2, 6, 64, 96, 16
+#: Families of models: the name of transformers' configuration and its sizes, which tell how many layers are MoE ones: two by default.
+FAMILIES = {
+    "Qwen3Moe": dict(head_dim=16, num_experts=EXPERTS, moe_intermediate_size=NEURONS, decoder_sparse_step=1),
+    "Mixtral": dict(head_dim=16, num_local_experts=EXPERTS),
+    "DeepseekV3": dict(
+        n_routed_experts=EXPERTS, moe_intermediate_size=NEURONS, n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=0,
+        q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=16, num_key_value_heads=4,
+    ),
+}  # fmt: skip
+_COMMON = dict(
+    vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=NEURONS, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, num_experts_per_tok=TOP_K, max_position_embeddings=64, tie_word_embeddings=False, initializer_range=0.3,
+    bos_token_id=1, eos_token_id=None, pad_token_id=0,
+)  # fmt: skip
 
 
-def config_of(family: str, **changes):
-    """A configuration of two layers, all of them MoE."""
-    import transformers
-
-    sizes = dict(
-        vocab_size=VOCABULARY, hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-        num_experts_per_tok=TOP_K, max_position_embeddings=64, tie_word_embeddings=False, initializer_range=0.3, bos_token_id=1,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    sizes |= {
-        "qwen3_moe": dict(num_experts=EXPERTS, moe_intermediate_size=NEURONS, intermediate_size=NEURONS, decoder_sparse_step=1),
-        "mixtral": dict(num_local_experts=EXPERTS, intermediate_size=NEURONS),
-    }[family]
-    return getattr(transformers, FAMILIES[family][0])(**{**sizes, **changes})
-
-
-def model_of(family: str, seed: int, *, experts: str = "eager", dtype: torch.dtype = torch.bfloat16, **changes) -> torch.nn.Module:
-    """A model of ``config_of`` in evaluation mode, its weights drawn from ``seed``."""
+def model_of(family: str, seed: int, *, experts: str = "eager", **changes) -> torch.nn.Module:
+    """A BF16 model in evaluation mode, its weights drawn from ``seed``; ``changes`` to its configuration."""
     import transformers
 
     torch.manual_seed(seed)
-    config = config_of(family, **changes)
+    config = getattr(transformers, f"{family}Config")(**{**_COMMON, **FAMILIES[family], **changes})
     config._experts_implementation = experts
-    return getattr(transformers, FAMILIES[family][1])(config).to(dtype).eval()
+    return getattr(transformers, f"{family}ForCausalLM")(config).bfloat16().eval()
 
 
 def experts_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
