@@ -29,8 +29,9 @@ from chord_jit.rows import route as _route
 from chord_jit.schedules.deployment import Deployment
 
 __all__ = [
-    "Counters", "Deployment", "IndexedRouting", "MoELayer", "MoEWeights", "PackedW4A16", "WarmupReport", "align_blocks", "block_m_for", "contiguous",
-    "counters", "indexed", "load_moe_layers", "load_packed", "masked", "pack_w4a16", "pack_w4a16_grouped", "unpack_w4a16", "warm_up",
+    "Counters", "Deployment", "IndexedRouting", "MoELayer", "MoEWeights", "PackedW4A16", "WarmupReport", "align_blocks", "block_m_for",
+    "contiguous", "counters", "indexed", "load_moe_layers", "load_packed", "masked", "pack_w4a16", "pack_w4a16_grouped",
+    "unpack_w4a16", "warm_up",
 ]  # fmt: skip
 
 

@@ -69,9 +69,9 @@ def moe(
     addend: torch.Tensor | None, workspace_bytes: int, out: torch.Tensor | None,
 ) -> torch.Tensor:
     """``layers.moe.MoELayer`` through its op."""
-    gate_up, down = weights.gate_up, weights.down
-    given = (x, gate_up.data, down.data, gate_up.n, gate_up.k, gate_up.experts, topk_ids, topk_weights, top_k, expert_map, addend, workspace_bytes)
-    return _call("moe", given, out)
+    gate_up = weights.gate_up
+    held = gate_up.data, weights.down.data, gate_up.n, gate_up.k, gate_up.experts
+    return _call("moe", (x, *held, topk_ids, topk_weights, top_k, expert_map, addend, workspace_bytes), out)
 
 
 def _weight_fields(weight: PackedW4A16) -> tuple:

@@ -17,7 +17,6 @@ from chord_jit.jit.manifest import Wanted
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.jit.store import user_store
 from chord_jit.jit.warmup import WarmupReport, warm_up
-from chord_jit.rows import kernels as row_kernels
 from chord_jit.schedules.deployment import Deployment
 from chord_jit.schedules.schedule import Schedule
 
@@ -46,7 +45,6 @@ class Plan:
 
         With kernels from a manifest a call still chooses its schedule and binds its launch: host time, once for each problem.
         """
-        row_kernels.prepare(index, without)
         if not self.known:
             prepare(self.choices, index, without)
             return
@@ -83,8 +81,6 @@ def plan(model: Deployment, targets: Sequence[DeviceFacts]) -> Plan:
     for spec, _, _, schedule in choices:
         before = found.get(spec) or Wanted(spec, key_of(spec).digest, str(schedule), 0)
         found[spec] = replace(before, problems=before.problems + 1)
-    for spec in (spec for facts in targets for spec in row_kernels.specs(facts.arch)):
-        found[spec] = Wanted(spec, key_of(spec).digest, spec.stem, 1)
     kernels = tuple(found.values())
     if own:
         manifest.write(store, name, kernels)

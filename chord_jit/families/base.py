@@ -38,7 +38,7 @@ class Family(Protocol):
 
 
 #: One line per family: name to module; the module's ``FAMILY`` implements ``Family``.
-FAMILIES = {"indexed": "chord_jit.families.indexed", "grouped": "chord_jit.families.grouped"}
+FAMILIES = {"indexed": "chord_jit.families.indexed", "grouped": "chord_jit.families.grouped", "rows": "chord_jit.rows.family"}
 
 
 def family(name: str) -> Family:

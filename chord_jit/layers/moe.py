@@ -10,8 +10,8 @@ from torch.compiler import is_compiling
 
 from chord_jit.errors import InputError, InputTypeError
 from chord_jit.formats.checkpoint import load_moe_layers
-from chord_jit.formats.moe_weights import MoEWeights
 from chord_jit.formats.model_config import read_model_shape
+from chord_jit.formats.moe_weights import MoEWeights
 from chord_jit.formats.w4a16_layout import require_layout, require_mode
 from chord_jit.routing.checks import check_int
 from chord_jit.rows import pipeline
@@ -28,8 +28,9 @@ class MoELayer(torch.nn.Module):
     [tokens, hidden] in BF16, whose result is added before the sum is rounded.
 
     A call groups the ids, multiplies by gate/up with SwiGLU fused, by down, and combines, choosing way and schedules from the
-    rows that an expert can expect. Its rows in between take ``2 * top_k * (hidden + neurons)`` bytes a token from torch's allocator
-    and ``workspace_bytes`` at most (plus 4 bytes for each slot of a block): more tokens are taken in slices of as many as fit, one at least.
+    rows that an expert can expect. Its rows in between take ``2 * top_k * (hidden + neurons)`` bytes a token from torch's
+    allocator, ``workspace_bytes`` at most, besides 4 bytes for each slot of a block: more tokens are taken in slices of as many as
+    fit, one at least.
 
     Raises ``InputError`` / ``InputTypeError`` for weights that do not belong together.
     """
@@ -86,9 +87,9 @@ class MoELayer(torch.nn.Module):
         contiguous, ``x`` and ``out`` 16-byte aligned, on the layer's device. Returns BF16 [tokens, hidden], in ``out`` if given.
 
         An id of no local expert, -1 and any out of range, adds nothing; an expert that a token names twice counts twice; a token
-        without a local expert is the shared expert's result, or zero. No value is read by the host; runs on the current stream;
-        the same inputs give the same bits; can be captured once a call of as many tokens, or ``warm_up``, went before. Sums are FP32, in the order of a
-        token's ids. ``torch.compile`` takes the call whole.
+        without a local expert is the shared expert's result, or zero. Sums are FP32, in the order of a token's ids; the same inputs
+        give the same bits. No value is read by the host; runs on the current stream; can be captured once a call of as many tokens,
+        or ``warm_up``, went before. ``torch.compile`` takes the call whole.
 
         Raises ``InputError`` / ``InputTypeError`` before any launch, ``CaptureError`` for a cold call inside CUDA graph capture.
         """
@@ -109,7 +110,8 @@ class MoELayer(torch.nn.Module):
 
 def _check_weights(weights: MoEWeights) -> None:
     if not isinstance(weights, MoEWeights):
-        raise InputTypeError(_ASKED, "weights must be MoEWeights", {"got": type(weights).__name__}, "use load_moe_layers, or MoEWeights(gate_up, down)")
+        given = {"got": type(weights).__name__}
+        raise InputTypeError(_ASKED, "weights must be MoEWeights", given, "use load_moe_layers, or MoEWeights(gate_up, down)")
     gate_up, down = weights.gate_up, weights.down
     for packed in (gate_up, down):
         require_layout(packed)

@@ -36,9 +36,8 @@ def check_values(
     """``tensor`` must be contiguous, of one of the dtypes, of that shape, on the device of ``like``."""
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise InputTypeError(
-            asked, f"{name} must be a tensor of {wanted}", {name: getattr(tensor, "dtype", type(tensor).__name__)}, f"convert it to {wanted}"
-        )
+        given = {name: getattr(tensor, "dtype", type(tensor).__name__)}
+        raise InputTypeError(asked, f"{name} must be a tensor of {wanted}", given, f"convert it to {wanted}")
     if tuple(tensor.shape) != shape or not tensor.is_contiguous():
         raise InputError(
             asked, f"{name} must be contiguous, {list(shape)}", {"shape": list(tensor.shape), "strides": list(tensor.stride())},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -40,14 +39,10 @@ ROUTE_WHOLE = RowKernel("route_rows", _ROUTE, _ROUTE_PARAMS, ctas=1)
 ROUTE_CHUNKS = RowKernel("route_rows", _ROUTE, _ROUTE_PARAMS, ctas=CHUNKS)
 MOVE = RowKernel("move_rows", _PLAIN, struct.Struct("<5Q2q4i"), per_sm=16)
 COMBINE = RowKernel("combine_rows", _PLAIN, struct.Struct("<5Qq2i"), per_sm=16)
-_ALL = (ROUTE_WHOLE, ROUTE_CHUNKS, MOVE, COMBINE)
+#: By stem.
+ALL = {"route_rows": (ROUTE_WHOLE, ROUTE_CHUNKS), "move_rows": (MOVE,), "combine_rows": (COMBINE,)}
 
 _launches: dict[tuple[RowKernel, int], Launch] = {}
-
-
-def specs(arch: str) -> list[KernelSpec]:
-    """Every kernel of this room for one target: any layer may ask for any of them."""
-    return list(dict.fromkeys(kernel.spec(arch) for kernel in _ALL))
 
 
 def launch(kernel: RowKernel, index: int) -> Launch:
@@ -69,12 +64,3 @@ def enqueue(kernel: RowKernel, index: int, *values: int) -> None:
         return
     with torch.cuda.device(index):
         launch(kernel, index)(torch._C._cuda_getCurrentRawStream(index), *values)
-
-
-def prepare(index: int, without: Collection[KernelSpec] = ()) -> None:
-    """Load every kernel but ``without`` on device ``index``, so that no later launch loads."""
-    arch = device.facts(index).arch
-    with torch.cuda.device(index):
-        for kernel in _ALL:
-            if kernel.spec(arch) not in without:
-                launch(kernel, index)

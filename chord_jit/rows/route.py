@@ -101,7 +101,7 @@ def _launch(
         stream = torch._C._cuda_getCurrentRawStream(index)
         chunks = scratch.address(index, stream, 4 * experts * kernels.CHUNKS) if several else 0
         values = (
-            ids.data_ptr(), _address(expert_map), *(map(_address, block_buffers or (None,) * 3)), _address(offsets), rows.data_ptr(), chunks,
+            ids.data_ptr(), _address(expert_map), *map(_address, block_buffers or (None,) * 3), _address(offsets), rows.data_ptr(), chunks,
             total, experts, 0 if expert_map is None else expert_map.numel(), block_m, capacity, ids.dtype is torch.int64,
         )  # fmt: skip
         if not several:

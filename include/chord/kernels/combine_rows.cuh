@@ -53,7 +53,7 @@ __device__ __forceinline__ void kernel(const Params& p) {
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
-        if (row[i] >= 0) value[i] = load_vector(p.x + row[i] * width + vector * kVector);
+        if (row[i] >= 0) value[i] = load_vector(p.x + int64_t(row[i]) * width + vector * kVector);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
         if (row[i] >= 0) add(sum, weight[i], value[i]);

@@ -52,7 +52,7 @@ __device__ __forceinline__ void kernel(const Params& p) {
       if (to < 0 || to >= last) continue;
       if (!read) value = value_of(p, row, vector);
       read = true;
-      store_vector(p.out + (to * p.vectors + vector) * kVector, value);
+      store_vector(p.out + int64_t(to * p.vectors + vector) * kVector, value);
     }
   }
 }

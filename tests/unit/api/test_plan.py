@@ -12,6 +12,7 @@ from chord_jit.device import target
 from chord_jit.errors import CompileError, InputError
 from chord_jit.families import base, grouped_launch, indexed_launch, kernels
 from chord_jit.jit import compiler, engine, manifest, warmup
+from chord_jit.rows import kernels as row_kernels
 from chord_jit.schedules.deployment import Deployment
 from tests.toy.fake import FakeCompiler
 from tests.toy.fixtures import forget
@@ -60,11 +61,16 @@ def gpu(monkeypatch):
         seen.append((spec, index, shared_bytes))
         return SimpleNamespace(ctas=132)
 
+    def load(spec, index, shared_bytes):
+        seen.append((spec, index, shared_bytes))
+        return SimpleNamespace(handle=0x1000)
+
     monkeypatch.setattr(device, "present", lambda: True)
     monkeypatch.setattr(device, "facts", lambda index: target("sm_90a"))
     monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
     monkeypatch.setattr(kernels, "bind", bind)
-    monkeypatch.setattr(engine, "load", lambda spec, index, shared_bytes: seen.append((spec, index, shared_bytes)))
+    monkeypatch.setattr(engine, "load", load)
+    monkeypatch.setattr(row_kernels, "_launches", {})
     monkeypatch.setattr(plan.slots, "prepare", lambda index: seen.append(("slots", index)))
     for module in (grouped_launch, indexed_launch):
         monkeypatch.setattr(module, "_bound", {})

@@ -48,4 +48,4 @@ def test_a_grouped_case_poses_its_layout_and_rows(name):
 
 def test_the_public_resolver_is_the_one_that_is_timed():
     assert sides.of(GATE_UP_20).family is FAMILY and sides.of(CASES["ep"][0]).family is GROUPED
-    assert set(FAMILIES) <= set(sides.SIDES)
+    assert set(FAMILIES) - {"rows"} <= set(sides.SIDES)

@@ -97,7 +97,7 @@ def test_every_kernel_of_a_schedule(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("ranks", [{"ep": 8}, {"tp": 8}], ids=str)
-@pytest.mark.parametrize("name", base.FAMILIES)
+@pytest.mark.parametrize("name", sorted(set(base.FAMILIES) - {"rows"}))
 def test_a_schedule_is_read_off_the_fields_of_its_kernel(name, ranks):
     family = base.family(name)
     problems = list(family.deployment(Deployment(7168, 2048, 384, 8, **ranks), target("sm_90a")))
