@@ -12,10 +12,10 @@ import sys
 from types import ModuleType
 
 NAMES = frozenset(
-    "aiohttp anthropic blake3 cachetools cbor2 cloudpickle cpuinfo cv2 depyf diskcache einops fastapi flashinfer gguf ijson jsonschema lark "
-    "llguidance lmformatenforcer mcp mistral_common model_hosting_container_standards msgspec ninja numba nvtx openai openai_harmony "
-    "opentelemetry orjson outlines_core partial_json_parser prometheus_client pybase64 pythonjsonlogger quack requests sentencepiece "
-    "setproctitle starlette tiktoken tilelang tvm_ffi urllib3 uvloop watchfiles xgrammar zmq".split()
+    "aiohttp anthropic blake3 cachetools cbor2 cloudpickle cpuinfo cv2 depyf diskcache einops fastapi flashinfer gguf ijson jsonschema "
+    "lark llguidance lmformatenforcer mcp mistral_common model_hosting_container_standards msgspec ninja numba nvtx openai openai_harmony "
+    "opentelemetry orjson outlines_core partial_json_parser prometheus_client psutil pybase64 pythonjsonlogger quack requests "
+    "sentencepiece setproctitle starlette tiktoken tilelang tvm_ffi urllib3 uvloop watchfiles xgrammar zmq".split()
 )
 
 

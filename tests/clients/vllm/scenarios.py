@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
@@ -211,32 +212,28 @@ def declined(engine: Engine) -> None:
     """A layer with another group goes to Humming with vLLM's own arguments."""
     import vllm.utils.humming as facade
 
-    from chord_jit.integrations.vllm import notes
+    from chord_jit.integrations.vllm import notes, overlay
 
-    asked = {}
+    name, asked = "prepare_and_transform_humming_tensors", {}
+    codes = facade.HummingWeightSchema(b_dtype="uint4", bs_dtype="bfloat16", weight_scale_group_size=64)
 
-    def prepare(*, tensors, shape_n, shape_k, weight_schema, num_experts, **options):
-        asked[shape_n, shape_k] = (type(weight_schema), weight_schema.weight_scale_group_size, sorted(tensors), num_experts)
+    def convert(schema: object, tensors: dict[str, torch.Tensor], **options: object) -> tuple[object, dict[str, torch.Tensor]]:
+        return codes, {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"]}
+
+    def prepare(*, tensors: dict, shape_n: int, shape_k: int, weight_schema: object, num_experts: int, **options: object) -> None:
+        asked.update(shape=(shape_n, shape_k), schema=weight_schema, tensors=sorted(tensors), experts=num_experts)
         raise StopIteration
 
-    name = "prepare_and_transform_humming_tensors"
-    ours = getattr(facade, name)
-    from chord_jit.integrations.vllm import overlay
-
-    layer = engine.layer(engine.moe_config(**SHAPE, local=EXPERTS), group=64)
-    weights = Weights.random(EXPERTS, HIDDEN, NEURONS, group=64)
-    with mock.patch.object(facade, name, overlay._OVERLAID[name](facade, prepare)):
-        # Humming's conversion of plain INT4 needs its own kernels; the schema that it starts from is what vLLM made.
-        codes = facade.HummingWeightSchema(b_dtype="uint4", bs_dtype="bfloat16", weight_scale_group_size=64)
-        convert = lambda self, tensors, *stacks, **options: (codes, {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"]})  # noqa: E501,E731
-        with mock.patch.object(facade.CompressedTensorsWeightSchema, "convert_humming", convert):
-            try:
-                layer.load(weights.codes, weights.scales)
-            except StopIteration:
-                pass
-    assert asked == {(2 * NEURONS, HIDDEN): (facade.HummingWeightSchema, 64, ["weight", "weight_scale"], EXPERTS)}
+    layer, weights = engine.layer(engine.moe_config(**SHAPE, local=EXPERTS), group=64), Weights.random(EXPERTS, HIDDEN, NEURONS, group=64)
+    # Humming's own conversion and preparation run kernels of its: they are replaced below the overlay.
+    with (
+        mock.patch.object(facade, name, overlay._OVERLAID[name](facade, prepare)),
+        mock.patch.object(facade.CompressedTensorsWeightSchema, "convert_humming", convert),
+        suppress(StopIteration),
+    ):
+        layer.load(weights.codes, weights.scales)
+    assert asked == {"shape": (2 * NEURONS, HIDDEN), "schema": codes, "tensors": ["weight", "weight_scale"], "experts": EXPERTS}
     assert any("to Humming" in line and "groups of 32" in line for line in notes._said)
-    assert getattr(facade, name) is ours
 
 
 SCENARIOS: dict[str, Callable[[Engine], None]] = {
