@@ -6,15 +6,16 @@ from chord_jit.bench.any_case import AnyCase
 from chord_jit.bench.grouped_cases import GROUPED_SETS, GroupedCase, Ragged
 from chord_jit.bench.indexed_cases import EP8_DRAWS, INDEXED_SETS, SMOKE_DRAWS, Case, Draw, PrefillCase, find_seed
 from chord_jit.bench.layers import SMOKE, Layer
+from chord_jit.bench.whole_cases import WHOLE_SETS, WholeCase, WholeLayer
 from chord_jit.errors import InputError
 
 __all__ = [
-    "CASES", "EP8_DRAWS", "SMOKE", "SMOKE_DRAWS", "AnyCase", "Case", "Draw", "GroupedCase", "Layer", "PrefillCase", "Ragged", "find_seed",
-    "select",
+    "CASES", "EP8_DRAWS", "SMOKE", "SMOKE_DRAWS", "AnyCase", "Case", "Draw", "GroupedCase", "Layer", "PrefillCase", "Ragged", "WholeCase",
+    "WholeLayer", "find_seed", "select",
 ]  # fmt: skip
 
 
-CASES: dict[str, tuple[AnyCase, ...]] = {**INDEXED_SETS, **GROUPED_SETS}
+CASES: dict[str, tuple[AnyCase, ...]] = {**INDEXED_SETS, **GROUPED_SETS, **WHOLE_SETS}
 
 
 def select(case_set: str, sizes: tuple[int, ...] = (), layers: tuple[str, ...] = ()) -> tuple[AnyCase, ...]:

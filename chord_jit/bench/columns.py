@@ -52,14 +52,21 @@ def _time(variant: str) -> Callable[[Mapping], str]:
     return lambda row: number(median(row, variant))
 
 
+def _times(variants: tuple[str, ...]) -> Callable[[Mapping], str]:
+    return lambda row: _several([median(row, name) for name in variants], 1)
+
+
 def _spread(row: Mapping) -> str:
     us = _field(row, "ours", "us")
     return NOTHING if us is None else f"{us['p10']:.1f}-{us['p90']:.1f}"
 
 
 def _errors(row: Mapping) -> str:
-    found = [_field(row, name, "error") for name in ("ours", "ours_swiglu")]
-    return " / ".join(f"{error:.2e}" for error in found if error is not None) or NOTHING
+    return _beside([_field(row, name, "error") for name in ("ours", "ours_swiglu")])
+
+
+def _beside(errors: list[float | None]) -> str:
+    return " / ".join(f"{error:.2e}" for error in errors if error is not None) or NOTHING
 
 
 def _sustained(field: str, digits: int, variants: tuple[str, ...]) -> Callable[[Mapping], str]:
@@ -117,6 +124,8 @@ _ENERGY = (
     Column("mJ ours / peer / cuBLAS", _sustained("mj", 0, _BESIDE), detail=True),
     Column("pJ/flop ours / peer / cuBLAS", lambda row: _several([_picojoules(row, one) for one in _BESIDE], 2)),
 )
+_PIECES = ("gate_up", "down", "route", "combine")
+_PEER_PIECES = tuple(f"peer_{name}" for name in ("align", "gate_up", "swiglu", "down", "combine"))
 _END = (Column("error", _errors, detail=True), Column("verdict", status))
 
 #: Every column of a kind's tables.
@@ -155,6 +164,19 @@ FULL: dict[str, tuple[Column, ...]] = {
         *_ENERGY,
         *_END,
     ),
+    "layer": (
+        *_ROUTED,
+        _MEGABYTES,
+        *_OURS,
+        Column("gate/up / down / route / combine us", _times(_PIECES)),
+        Column("beyond both products us", lambda row: number(targets.over_products(row))),
+        Column("over both products", lambda row: number(quotient(median(row, "ours"), targets.products(row)), 3)),
+        *_PEER,
+        Column("its align / gate/up / SwiGLU / down / combine us", _times(_PEER_PIECES), detail=True),
+        Column("mJ ours / peer", _sustained("mj", 0, ("ours", "peer_best"))),
+        Column("error ours / peer", lambda row: _beside([_field(row, name, "error") for name in ("ours", "peer_best")]), detail=True),
+        _END[-1],
+    ),
 }
 
 _MET = Column("targets", lambda row: "met" if status(row) == "pass" else "**missed**")
@@ -173,6 +195,7 @@ COMPACT: dict[str, tuple[Column, ...]] = {
         _RATIO,
         _MET,
     ),
+    "layer": (*_ROUTED, _OURS[0], Column("beyond both products us", lambda row: number(targets.over_products(row))), _RATIO, _MET),
 }
 
 

@@ -25,6 +25,8 @@ kernels that those runs launched are not those of the tree. Every row is shown, 
   back to back, without a flush, at the clock that the power limit then leaves; **mJ**: their energy, good to about 10 %.
 - **routed rows**: of a whole call, on eight experts a token, drawn at random. **rows**: per expert. **ragged**: rows fall on
   experts at random; **most rows**: of one expert; **equal rows**: as many in all.
+- **layer**: from hidden states and routed ids to combined output, every call a CUDA graph, three layers of weights in turn.
+  **both products**: its two GEMMs alone, SwiGLU and routing weights folded in; their sum holds the cost of a sample twice.
 - Differences below 3 % between two runs mean nothing: the GPU sits at its power limit.
 
 To repeat it, with the `bench` extra installed:
@@ -73,7 +75,7 @@ def _section(result: Mapping) -> str:
     doubts = results.doubts(result)
     lines += [f"**Not evidence: {'; '.join(doubts)}.**", ""] if doubts else []
     lines += [f"![{result['case_set']}]({PICTURE.format(case_set=result['case_set'])})", "", report.markdown_table(result)]
-    lines += _bar(result) + _host(result) + _schedules(result) + _clocks(result)
+    lines += _bar(result) + _host(result) + _stand_ins(result) + _schedules(result) + _clocks(result)
     return "\n".join(lines)
 
 
@@ -93,8 +95,16 @@ def _host(result: Mapping) -> list[str]:
     return [f"Host time of a warm call from Python, checks and `out=` included: {shown}.", ""]
 
 
+def _stand_ins(result: Mapping) -> list[str]:
+    named = dict.fromkeys(row["stand_ins"] for row in result["rows"] if row.get("stand_ins"))
+    return [f"Around the peer's kernels: {name}; all else is the peer's." for name in named] + [""] * bool(named)
+
+
 def _schedules(result: Mapping) -> list[str]:
-    fields = dict(ours="schedule", ours_swiglu="schedule", peer_default="configuration", peer_best="configuration", reader="form")
+    fields = dict(
+        ours="schedule", ours_swiglu="schedule", gate_up="schedule", down="schedule", peer_default="configuration",
+        peer_best="configuration", reader="form",
+    )  # fmt: skip
     names = [name for name in fields if any(name in row["variants"] for row in result["rows"])]
     heads = ["case", *(name.replace("_", " ") for name in names)]
     lines = ["Schedules and configurations:", "", "| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 
-from chord_jit.bench import ours, reader, sides
+from chord_jit.bench import our_layer, ours, reader, sides
 from chord_jit.bench.any_case import AnyCase
+from chord_jit.bench.whole_cases import WholeCase
 from chord_jit.device import DeviceFacts
 from chord_jit.errors import ChordError
 from chord_jit.jit import headers, render
@@ -50,6 +51,9 @@ def digest(parts: Iterable[bytes]) -> str:
 
 def _launches(case: AnyCase, facts: DeviceFacts) -> Iterator[tuple[str, str, KernelSpec | None]]:
     """Name, schedule and kernel of each call of ours in ``case``; no kernel where the call is refused."""
+    if isinstance(case, WholeCase):
+        yield from our_layer.launches(case, facts)
+        return
     calls = [(case, swiglu) for swiglu in (False, True)[: 1 + case.layer.gated]] + [(other, False) for _, other in case.companions]
     for one, swiglu in calls:
         name = f"{one.name}{' swiglu' if swiglu else ''}"

@@ -20,7 +20,8 @@ _SERIES = (
 
 @dataclass(frozen=True)
 class _View:
-    """How a kind's rows are drawn. ``bars``: series; ``lines``: roofs across them, which no bar should pass; ``tick``: field of a row."""
+    """How a kind's rows are drawn. ``bars``: series; ``lines``: roofs across them, which no bar should pass; ``tick``: field of a row;
+    ``scale``: of the axis upwards."""
 
     bars: tuple[tuple[str, str, str], ...]
     lines: tuple[tuple[str, str, str], ...]
@@ -28,14 +29,19 @@ class _View:
     across: str
     up: str
     tick: str = "size"
+    scale: str = "linear"
 
 
 _DENSE = ("cublas", "cuBLAS 8192^3", "#202124")
+_PRODUCTS = ("products", "chord_jit, both products alone", "#202124")
 _RATE = "TFLOP/s, L2 cold"
 _VIEWS = {
     "indexed": _View((_READER, *_SERIES), (), targets.median, "tokens", "us per call, L2 cold"),
     "prefill": _View(_SERIES, (_DENSE,), targets.tflops, "routed rows", _RATE, "rows"),
     "grouped": _View(_SERIES, (_DENSE, _READER), targets.tflops, "rows per expert", _RATE),
+    # From one token to thousands: a hundred microseconds and some milliseconds in one panel.
+    "layer": _View(_SERIES, (_PRODUCTS,), lambda row, name: targets.products(row) if name == "products" else targets.median(row, name),
+                   "tokens", "us per layer, L2 cold", scale="log"),
 }
 
 
@@ -74,4 +80,5 @@ def _panel(axis, rows: list[Mapping], peer: Mapping | None) -> None:
     axis.set_xticks(range(len(rows)), [str(row[view.tick]) for row in rows])
     axis.set_xlabel(view.across)
     axis.set_ylabel(view.up)
+    axis.set_yscale(view.scale)
     axis.spines[["top", "right"]].set_visible(False)

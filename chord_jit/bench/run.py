@@ -11,12 +11,13 @@ from itertools import groupby
 import torch
 
 from chord_jit import device
-from chord_jit.bench import kernels, measure, peers, reader, results, workload
+from chord_jit.bench import kernels, measure, peers, reader, results, whole, workload
 from chord_jit.bench.any_case import AnyCase
 from chord_jit.bench.dense import Dense
 from chord_jit.bench.layers import Layer
 from chord_jit.bench.power import Meter
 from chord_jit.bench.timing import WriteFlush
+from chord_jit.bench.whole_cases import WholeLayer
 from chord_jit.device import DeviceFacts
 from chord_jit.jit.warmup import warm_up
 
@@ -98,31 +99,53 @@ def _opening(request: Request, facts: DeviceFacts, meter: Meter, seed: int) -> d
 
 
 def _layer(
-    request: Request, bench: measure.Bench, layer: Layer, cases: list[AnyCase], result: dict, on_step: OnStep, on_row: OnRow
+    request: Request, bench: measure.Bench, layer: Layer | WholeLayer, cases: list[AnyCase], result: dict, on_step: OnStep, on_row: OnRow
 ) -> None:
     """Measure every case of one layer into ``result``."""
-    total = len(request.cases)
-    on_step(f"{layer.name}: drawing and packing weights", len(result["rows"]), total)
-    weights = workload.weights(layer, bench.generator)
-    result["reader_bar"] = result["reader_bar"] or measure.reader_bar(bench, weights.plain)
-    peer = None
-    if request.peer:
-        on_step(f"{layer.name}: compiling the peer's configurations", len(result["rows"]), total)
-        try:
-            peer = measure.Peer.of(peers.Humming(layer, weights.words, weights.scale), {case.layout for case in cases})
-        except Exception as failed:  # a package of others may raise anything; our own times stand without it
-            result["failures"].append(f"{layer.name}: no peer: {_line(failed)}")
+
+    def step(text: str) -> None:
+        on_step(text, len(result["rows"]), len(request.cases))
+
+    prepare = _whole if isinstance(layer, WholeLayer) else _projection
+    measured = prepare(request, bench, layer, cases, result, step)
     for case in cases:
-        on_step(case.name, len(result["rows"]), total)
+        step(case.name)
         try:
-            result["rows"].append(measure.measure(bench, case, weights, peer))
+            result["rows"].append(measured(case))
         except Exception as failed:  # the next case may do better, and what was measured is worth keeping
             result["failures"].append(f"{case.name} failed: {_line(failed)}")
             continue
         result["kernels_hash"] = results.kernels_hash(result)
         on_row(result)
-    del weights, peer
+    del measured
     torch.cuda.empty_cache()
+
+
+def _projection(
+    request: Request, bench: measure.Bench, layer: Layer, cases: list[AnyCase], result: dict, step: Callable[[str], None]
+) -> Callable[[AnyCase], dict]:
+    """Weights of one projection, and what makes a row of a case on them."""
+    step(f"{layer.name}: drawing and packing weights")
+    weights = workload.weights(layer, bench.generator)
+    result["reader_bar"] = result["reader_bar"] or measure.reader_bar(bench, weights.plain)
+    peer = None
+    if request.peer:
+        step(f"{layer.name}: compiling the peer's configurations")
+        try:
+            peer = measure.Peer.of(peers.Humming(layer, weights.words, weights.scale), {case.layout for case in cases})
+        except Exception as failed:  # a package of others may raise anything; our own times stand without it
+            result["failures"].append(f"{layer.name}: no peer: {_line(failed)}")
+    return lambda case: measure.measure(bench, case, weights, peer)
+
+
+def _whole(
+    request: Request, bench: measure.Bench, layer: WholeLayer, cases: list[AnyCase], result: dict, step: Callable[[str], None]
+) -> Callable[[AnyCase], dict]:
+    """The same for whole layers."""
+    step(f"{layer.name}: drawing and packing weights of {whole.LAYERS} layers, and the peer's configurations")
+    weights = whole.weights(layer, cases[0].draw.picks, bench.generator, result["failures"], peer=request.peer)
+    result["reader_bar"] = result["reader_bar"] or measure.reader_bar(bench, weights.ours[0].weights.gate_up)
+    return lambda case: whole.measure(bench, case, weights)
 
 
 def _line(failed: Exception) -> str:

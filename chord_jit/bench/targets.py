@@ -11,13 +11,16 @@ class Target:
     """What one case must reach, each against a time of the same run; ``None`` where nothing is asked.
 
     ``reader``: share of the reader, at least. ``ratio``: the peer's best over ours, at least. ``cublas``: share of cuBLAS's
-    rate, at least. ``equal``: ours over ours on equally many equal rows, at most.
+    rate, at least. ``equal``: ours over ours on equally many equal rows, at most. ``over_us``, ``over``: microseconds that a whole
+    layer takes beyond its two products timed alone, and its time over theirs, at most.
     """
 
     reader: float | None = None
     ratio: float | None = None
     cublas: float | None = None
     equal: float | None = None
+    over_us: float | None = None
+    over: float | None = None
 
 
 def _decode(layer: str, shares: tuple[int, ...], ratios: tuple[float | None, ...]) -> dict[str, Target]:
@@ -56,11 +59,16 @@ TARGETS: dict[str, Target] = {
         for layer in ("gate_up", "down")
         for rows in ("masked_16", "masked_64", "offsets_128", "offsets_512")
     },
+    # At most 0.80 of the peer's time.
+    **{f"ep8_layer_{tokens}": Target(ratio=1.25, over_us=8.0) for tokens in (1, 8, 20, 50)},
+    **{f"ep8_layer_{tokens}": Target(ratio=1.25, over=1.05) for tokens in (128, 512, 2048)},
 }
 
 #: Relative L2 error against FP64, at most, without and with SwiGLU, by the kernel that computed it: those on WGMMA round each
 #: weight to BF16, w4a16_mma rounds none.
 ERROR_LIMITS = {"w4a16_mma": (1.8e-3, 2.5e-3), "w4a16_wgmma": (2.5e-3, 3.0e-3), "w4a16_resident": (2.5e-3, 3.0e-3)}
+#: The same of a whole layer: the limits of both products and one more rounding to BF16, which add up as independent errors do.
+LAYER_ERROR_LIMIT = 4.5e-3
 #: A result with more error than this is another result, ours or the peer's: it gets no time.
 WRONG_ABOVE = 1e-2
 HOST_LIMITS_US = {"indexed": 15.0, "grouped": 20.0}
@@ -114,8 +122,22 @@ def quotient(above: float | None, below: float | None) -> float | None:
     return None if above is None or below is None else above / below
 
 
-def _error_limit(name: str, variant: Mapping) -> float:
+def products(row: Mapping) -> float | None:
+    """Microseconds of a whole layer's two products, each timed alone; each of the two samples holds the cost of a launch."""
+    times = [median(row, name) for name in ("gate_up", "down")]
+    return None if None in times else sum(times)
+
+
+def over_products(row: Mapping) -> float | None:
+    """Microseconds that a whole layer takes beyond its two products."""
+    ours, alone = median(row, "ours"), products(row)
+    return None if None in (ours, alone) else ours - alone
+
+
+def _error_limit(row: Mapping, name: str, variant: Mapping) -> float:
     """A call that was refused has no schedule, and an infinite error that passes no limit."""
+    if kind(row) == "layer":
+        return LAYER_ERROR_LIMIT
     kernel = variant.get("schedule", "").partition(" ")[0]
     return ERROR_LIMITS.get(kernel, ERROR_LIMITS["w4a16_mma"])[name == "ours_swiglu"]
 
@@ -128,7 +150,7 @@ def kind(row: Mapping) -> str:
 def verdicts(row: Mapping) -> list[Verdict]:
     """Every rule that applies to a result row. A row whose ``ours`` was not timed has failed its check: no verdict but that."""
     found = [
-        Verdict(f"error of {name}", variant["error"], _error_limit(name, variant), least=False)
+        Verdict(f"error of {name}", variant["error"], _error_limit(row, name, variant), least=False)
         for name, variant in row["variants"].items()
         if name.startswith("ours")
     ]
@@ -143,6 +165,8 @@ def verdicts(row: Mapping) -> list[Verdict]:
         ("share of cuBLAS", quotient(tflops(row, "ours"), tflops(row, "cublas")), target.cublas, True),
         ("ragged / equal rows", quotient(ours, median(row, "ours_equal")), target.equal, False),
         ("SwiGLU fused / unfused", quotient(median(row, "ours_swiglu"), ours), 1.0, False),
-        ("host us of a warm call", host, HOST_LIMITS_US[row["family"]], False),
+        ("us beyond the two products", over_products(row), target.over_us, False),
+        ("layer / its two products", quotient(ours, products(row)), target.over, False),
+        ("host us of a warm call", host, HOST_LIMITS_US.get(row["family"]), False),
     )
     return found + [Verdict(rule, value, bound, least) for rule, value, bound, least in rules if None not in (value, bound)]

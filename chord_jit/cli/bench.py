@@ -14,7 +14,9 @@ from chord_jit import device, knobs
 from chord_jit.cli.arguments import positive
 from chord_jit.cli.console import bar, console, write
 
-CASE_SETS = ("decode", "tp8", "prefill", "prefill_tp8", "grouped", "ragged", "ep", "smoke", "smoke_grouped")
+#: Sets of single calls, which can be tuned as well, and all sets.
+CALL_SETS = ("decode", "tp8", "prefill", "prefill_tp8", "grouped", "ragged", "ep", "smoke", "smoke_grouped")
+CASE_SETS = (*CALL_SETS, "layer")
 
 
 def add_parser(subparsers) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from chord_jit import device
 from chord_jit.cli.arguments import positive
-from chord_jit.cli.bench import CASE_SETS
+from chord_jit.cli.bench import CALL_SETS
 from chord_jit.cli.console import counting, write
 from chord_jit.device import TARGETS
 from chord_jit.errors import InputError
@@ -23,7 +23,7 @@ _ONLY, _ALSO = "only", "also"
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser("tune", help="measure the legal schedules of layers on a GPU and write the winners into the tables")
-    parser.add_argument("--cases", nargs="+", choices=CASE_SETS, help="case sets of chord bench (default: decode)")
+    parser.add_argument("--cases", nargs="+", choices=CALL_SETS, help="case sets of chord bench (default: decode)")
     parser.add_argument("--model", type=Path, metavar="CONFIG", help="instead: the layers of a model, by its config.json or folder")
     parser.add_argument("--tp", type=positive, default=1, help="with --model: ranks that share each expert's neurons")
     parser.add_argument("--ep", type=positive, default=1, help="with --model: ranks that share the experts")

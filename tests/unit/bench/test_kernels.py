@@ -65,6 +65,14 @@ def test_the_hash_sees_the_kernels_that_are_launched_and_no_others(name, decode,
     assert before == (kernels.fingerprint(DECODE, FACTS), kernels.fingerprint(mma_free, FACTS))
 
 
+@pytest.mark.parametrize("name", ["include/chord/kernels/route_rows.cuh", "templates/combine_rows.cu.j2"])
+def test_the_hash_of_a_whole_layer_sees_the_kernels_around_its_products(name, patched):
+    layers = CASES["layer"][:1]
+    before = kernels.fingerprint(layers, FACTS), kernels.fingerprint(DECODE[:1], FACTS)
+    with patched(name):
+        assert kernels.fingerprint(layers, FACTS) != before[0] and kernels.fingerprint(DECODE[:1], FACTS) == before[1]
+
+
 def test_the_hash_sees_another_schedule():
     before = kernels.fingerprint(DECODE, FACTS)
     with knobs.scope(**ours.overrides(parse("w4a16_mma 8x128x512 s3"))):

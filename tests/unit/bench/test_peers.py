@@ -20,7 +20,7 @@ LARGE = {"block_shape": (128, 256, 64), "mma_type": "wgmma", "num_stages": 3, "n
 @pytest.fixture
 def package(monkeypatch):
     """Installs the stand-in; returns what it was called with."""
-    seen = SimpleNamespace(heuristics=[], compiled=[], launched=[])
+    seen = SimpleNamespace(heuristics=[], compiled=[], launched=[], processed=[])
 
     class Method:
         @staticmethod
@@ -49,6 +49,7 @@ def package(monkeypatch):
         "humming": {}, "humming.layer": {"HummingLayerMethod": Method}, "humming.schema": {"HummingWeightSchema": SimpleNamespace},
         "humming.tune": {"get_heuristics_config": heuristics}, "humming.kernel": {}, "humming.kernel.humming": {"HummingKernel": Kernel},
         "humming.ops": {"launch_kernel": lambda **named: seen.launched.append(named)},
+        "humming.forward": {"may_process_input": lambda *parts, **named: seen.processed.append((parts, named))},
     }
     for name, members in modules.items():
         module = ModuleType(name)
@@ -93,3 +94,11 @@ def test_a_call_hands_the_rows_over_as_they_are(copy, package):
     assert set(named) == {"configs", "inputs", "weight", "weight_scale", "outputs", "locks", "expert_layout", "valid_shape_m"}
     assert named["inputs"] is x and named["outputs"] is out and named["expert_layout"] is rows["expert_layout"]
     assert named["configs"] is configuration.handle and named["locks"].dtype is torch.int32 and not named["locks"].any()
+
+
+def test_what_goes_into_a_layer_is_processed_for_that_layer(copy, package):
+    x, out = torch.zeros(4, 256), torch.zeros(4, 128)
+    copy.process(x, out, layout="normal", activation_type="binary_split")
+    ((parts, named),) = package.processed
+    assert parts[0].to_str() == "meta" and parts[1] is x
+    assert named == {"outputs": out, "layout": "normal", "activation_type": "binary_split"}

@@ -63,6 +63,24 @@ def test_prefill_rows_show_routed_rows_rates_and_energy():
     assert (whole["tokens"], whole["routed rows"]) == ("4096", "32768")
 
 
+def test_a_whole_layer_shows_its_parts_beside_the_peers():
+    shown = {column.title: column.show(fixture.layer_row()) for column in columns.FULL["layer"]}
+    assert (shown["tokens"], shown["routed rows"], shown["peer best / ours"]) == ("20", "160", "1.27")
+    assert shown["gate/up / down / route / combine us"] == "186.0 / 94.0 / 6.0 / 5.0"
+    assert (shown["beyond both products us"], shown["over both products"]) == ("5.0", "1.018")
+    assert shown["its align / gate/up / SwiGLU / down / combine us"] == "7.0 / 215.0 / 5.0 / 110.0 / 6.0"
+    assert (shown["error ours / peer"], shown["verdict"]) == ("3.40e-03 / 4.10e-03", "pass")
+    without = fixture.layer_row()
+    del without["variants"]["down"]
+    assert columns.status(without) == "pass" and next(iter(columns.COMPACT["layer"][3:])).show(without) == "-"
+
+
+def test_the_page_names_what_stood_in_for_ops_that_the_peer_lacks():
+    page = document.performance({"layer": fixture.result(case_set="layer")})
+    assert "Around the peer's kernels: align in Triton; all else is the peer's." in page
+    assert "| ep8_layer_20 | w4a16_mma 16x128x512 s3; w4a16_mma 16x128x256 s3 | w4a16_mma 16x128x512 s3 | w4a16_mma 16x128x256 s3 |" in page
+
+
 def test_prefill_counts_tokens_where_every_expert_is_at_hand():
     ep8, tp8 = (report.markdown_table(fixture.result(case_set=name)).splitlines()[0] for name in ("prefill", "prefill_tp8"))
     assert "| layer | routed rows | most rows | MB | ours us |" in ep8 and "| layer | tokens | routed rows |" in tp8
@@ -158,7 +176,7 @@ def test_the_block_of_the_readme_is_short_and_takes_every_row():
 def test_every_published_set_has_its_section_and_command():
     page = document.performance({name: fixture.result(case_set=name) for name in results.PUBLISHED})
     assert [line for line in page.splitlines() if line.startswith("## ")] == [f"## {name}" for name in results.PUBLISHED]
-    assert "for cases in decode tp8 prefill prefill_tp8 grouped ragged ep;" in page
+    assert "for cases in decode tp8 prefill prefill_tp8 grouped ragged ep layer;" in page
 
 
 def test_the_plot_is_a_png(tmp_path):
@@ -167,7 +185,8 @@ def test_the_plot_is_a_png(tmp_path):
     bare["variants"] = {"reader": bare["variants"]["reader"], "ours": bare["variants"]["ours"]}
     path = tmp_path / "img" / "decode.png"
     grouped = fixture.grouped_row(), fixture.grouped_row("ep8_down_masked_16")
-    for rows in ((fixture.row(), LOSING, bare), grouped, (fixture.prefill_row(), fixture.prefill_row("ep8_down_prefill_1024"))):
+    prefill = fixture.prefill_row(), fixture.prefill_row("ep8_down_prefill_1024")
+    for rows in ((fixture.row(), LOSING, bare), grouped, prefill, (fixture.layer_row(), fixture.layer_row("ep8_layer_2048"))):
         plot.draw(fixture.result(*rows), path)
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
         path.unlink()

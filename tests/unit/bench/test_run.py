@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from chord_jit import device
 from chord_jit.bench import kernels, report, results, run
+from chord_jit.bench.cases import CASES as EVERY_CASE
 from chord_jit.bench.cases import SMOKE_DRAWS, Case, Draw, GroupedCase, Layer
 from chord_jit.errors import CompileError
 from chord_jit.jit.warmup import WarmupReport
@@ -100,3 +102,19 @@ def test_the_dense_product_is_drawn_only_where_it_is_timed(machine, monkeypatch)
     run.run(run.Request("smoke", CASES, peer=False), lambda *step: None)
     run.run(run.Request("smoke_grouped", (GroupedCase(LAYER, "offsets", 128),), peer=False), lambda *step: None)
     assert seen == [None, None, "dense"]
+
+
+def test_whole_layers_are_drawn_once_and_read_for_the_bar(machine, monkeypatch):
+    cases = EVERY_CASE["layer"][:2]
+    packed = SimpleNamespace(nbytes=7)
+    drawn = SimpleNamespace(ours=[SimpleNamespace(weights=SimpleNamespace(gate_up=packed))])
+    asked = []
+    monkeypatch.setattr(run.peers, "version", lambda: "0")
+    monkeypatch.setattr(
+        run.whole, "weights", lambda layer, top_k, generator, failures, *, peer: asked.append((layer.name, top_k, peer)) or drawn
+    )
+    monkeypatch.setattr(run.whole, "measure", lambda bench, case, weights: fixture.layer_row(case.name) if weights is drawn else 1 / 0)
+    result = run.run(run.Request("layer", cases), lambda text, done, total: machine.append((text, done)))
+    assert asked == [("ep8_layer", 8, True)] and result["reader_bar"]["bytes"] == 7 and result["failures"] == []
+    assert [row["case"] for row in result["rows"]] == ["ep8_layer_1", "ep8_layer_8"]
+    assert machine[-2:] == [("ep8_layer_1", 0), ("ep8_layer_8", 1)] and "3 layers" in machine[1][0]

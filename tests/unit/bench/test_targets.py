@@ -119,6 +119,29 @@ def test_ragged_rows_are_held_against_equal_ones():
     assert missed(ragged(489.0)) == ["ragged / equal rows"]
 
 
+def test_a_decode_layer_may_take_8_us_beyond_its_products_and_the_peer_1_25_times_as_long():
+    assert missed(fixture.layer_row()) == []
+    assert missed(changed("ours", fixture.layer_row, us=fixture.times(288.0))) == []
+    assert missed(changed("ours", fixture.layer_row, us=fixture.times(288.1))) == ["us beyond the two products"]
+    assert missed(changed("ours", fixture.layer_row, us=fixture.times(290.0))) == ["peer's best / ours", "us beyond the two products"]
+    assert missed(changed("ours", fixture.layer_row, error=4.6e-3)) == ["error of ours"]
+
+
+def test_a_prefill_layer_may_take_5_percent_beyond_its_products():
+    row = fixture.layer_row("ep8_layer_2048")
+    row["variants"]["peer_best"]["us"] = fixture.times(500.0)
+    row["variants"]["peer_default"]["us"] = fixture.times(500.0)
+    row["variants"]["ours"]["us"] = fixture.times(294.0)
+    assert missed(row) == []
+    row["variants"]["ours"]["us"] = fixture.times(294.1)
+    assert missed(row) == ["layer / its two products"]
+
+
+def test_a_layer_whose_products_were_not_timed_has_no_verdict_on_them():
+    rules = [verdict.rule for verdict in verdicts(changed("down", fixture.layer_row, us=None))]
+    assert rules == ["error of ours", "peer's best / ours"]
+
+
 def test_rates_count_the_operations_of_what_ran():
     row = fixture.grouped_row()
     assert tflops(row, "ours") == pytest.approx(658, rel=1e-3)
