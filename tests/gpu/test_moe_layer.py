@@ -17,7 +17,8 @@ from tests.unit.layers.random_layer import random_layer
 #: Tokens, top_k, local experts, hidden, neurons, experts of the map (0: none).
 SMALL = (33, 4, 8, 512, 256, 0)
 SHAPES = [
-    SMALL, (1, 8, 48, 1024, 512, 0), (200, 8, 12, 1024, 512, 96), (700, 8, 48, 768, 352, 0), (5, 2, 1, 256, 64, 3), (64, 8, 384, 512, 256, 0),
+    SMALL, (1, 8, 48, 1024, 512, 0), (200, 8, 12, 1024, 512, 96), (700, 8, 48, 768, 352, 0), (5, 2, 1, 256, 64, 3),
+    (64, 8, 384, 512, 256, 0),
 ]  # fmt: skip
 WAYS = ["indexed", "contiguous"]
 
