@@ -91,6 +91,8 @@ MASKED_ROWS, CONTIGUOUS_ROWS = (8, 16, 32, 64), (128, 256, 512)
 
 #: The first draw is as good as any.
 RAGGED = {128: Ragged(seed=0, fewest=108, busiest=149), 256: Ragged(0, 217, 297), 512: Ragged(0, 468, 559)}
+#: Between decode and prefill, as an engine's grouped calls with exact offsets meet them too.
+RAGGED_FEW = {16: Ragged(seed=0, fewest=9, busiest=22), 32: Ragged(0, 17, 47), 64: Ragged(0, 50, 80)}
 _SMOKE_RAGGED = Ragged(seed=0, fewest=111, busiest=144)
 
 
@@ -116,6 +118,7 @@ GROUPED_SETS: dict[str, tuple[GroupedCase, ...]] = {
         *_equal(EP8_DOWN, MASKED_ROWS, CONTIGUOUS_ROWS),
     ),
     "ragged": tuple(_ragged(layer, rows, draw) for layer in (EP8_GATE_UP, EP8_DOWN) for rows, draw in RAGGED.items()),
+    "ragged_few": tuple(_ragged(layer, rows, draw) for layer in (EP8_GATE_UP, EP8_DOWN) for rows, draw in RAGGED_FEW.items()),
     "ep": tuple(
         case for layer in (EP16_GATE_UP, EP16_DOWN, EP32_GATE_UP, EP32_DOWN) for case in _equal(layer, (16, 64), (128, 512))
     ),

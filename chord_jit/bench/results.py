@@ -14,7 +14,7 @@ from chord_jit.errors import InputError
 
 SCHEMA = 2
 #: Case sets that documents quote. Other sets are for quick runs and prove nothing.
-PUBLISHED = ("decode", "tp8", "prefill", "prefill_tp8", "grouped", "ragged", "ep", "layer")
+PUBLISHED = ("decode", "tp8", "prefill", "prefill_tp8", "grouped", "ragged", "ragged_few", "ep", "layer")
 
 
 def kernels_hash(result: Mapping) -> str:

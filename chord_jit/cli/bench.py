@@ -15,7 +15,7 @@ from chord_jit.cli.arguments import positive
 from chord_jit.cli.console import bar, console, write
 
 #: Sets of single calls, which can be tuned as well, and all sets.
-CALL_SETS = ("decode", "tp8", "prefill", "prefill_tp8", "grouped", "ragged", "ep", "smoke", "smoke_grouped")
+CALL_SETS = ("decode", "tp8", "prefill", "prefill_tp8", "grouped", "ragged", "ragged_few", "ep", "smoke", "smoke_grouped")
 CASE_SETS = (*CALL_SETS, "layer")
 
 

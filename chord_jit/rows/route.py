@@ -15,7 +15,7 @@ from chord_jit.routing.indexed.align import capacity_of, check_inputs, local_exp
 from chord_jit.rows import kernels
 
 #: Up to here one CTA is faster than two launches over many.
-_WHOLE_IDS = 8192
+_WHOLE_IDS = 2048
 #: Counts of a chunk fit in 16 bits.
 _MOST_IDS = kernels.CHUNKS * 65535
 _WHOLE, _COUNT, _PLACE = range(3)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chord_jit.bench.cases import CASES, GroupedCase
-from chord_jit.bench.grouped_cases import RAGGED
+from chord_jit.bench.grouped_cases import RAGGED, RAGGED_FEW
 
 EVERY_CASE = [case for cases in CASES.values() for case in cases if case.family == "grouped"]
 LAYERS = {
@@ -29,6 +29,7 @@ def test_decode_is_masked_and_prefill_contiguous(layer):
         ("masked", 8), ("masked", 16), ("masked", 32), ("masked", 64), ("offsets", 128), ("offsets", 256), ("offsets", 512),
     ]  # fmt: skip
     assert sizes("ragged", layer) == [("offsets", 128), ("offsets", 256), ("offsets", 512)]
+    assert sizes("ragged_few", layer) == [("offsets", 16), ("offsets", 32), ("offsets", 64)]
 
 
 @pytest.mark.parametrize("layer", ["ep16_gate_up", "ep16_down", "ep32_gate_up", "ep32_down"])
@@ -54,15 +55,16 @@ def test_counts_are_those_of_the_row(case):
         assert set(counts.tolist()) == {case.size}
 
 
-@pytest.mark.parametrize(("rows", "fewest", "busiest"), [(128, 108, 149), (256, 217, 297), (512, 468, 559)])
+@pytest.mark.parametrize(("rows", "fewest", "busiest"), [(16, 9, 22), (32, 17, 47), (64, 50, 80), (128, 108, 149), (256, 217, 297), (512, 468, 559)])
 def test_random_rows_spread_as_they_should(rows, fewest, busiest):
     """Within four standard deviations of a binomial draw over 48 experts."""
-    assert (RAGGED[rows].fewest, RAGGED[rows].busiest) == (fewest, busiest)
+    draw = (RAGGED | RAGGED_FEW)[rows]
+    assert (draw.fewest, draw.busiest) == (fewest, busiest)
     assert max(rows - fewest, busiest - rows) < 4 * rows**0.5
 
 
 def test_a_ragged_case_takes_turns_with_equal_rows():
-    for case in CASES["ragged"]:
+    for case in (*CASES["ragged"], *CASES["ragged_few"]):
         ((name, equal),) = case.companions
         assert name == "ours_equal" and equal.draw is None
         assert (equal.layer, equal.layout, equal.rows) == (case.layer, "offsets", case.rows)

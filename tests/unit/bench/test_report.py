@@ -176,7 +176,7 @@ def test_the_block_of_the_readme_is_short_and_takes_every_row():
 def test_every_published_set_has_its_section_and_command():
     page = document.performance({name: fixture.result(case_set=name) for name in results.PUBLISHED})
     assert [line for line in page.splitlines() if line.startswith("## ")] == [f"## {name}" for name in results.PUBLISHED]
-    assert "for cases in decode tp8 prefill prefill_tp8 grouped ragged ep layer;" in page
+    assert "for cases in decode tp8 prefill prefill_tp8 grouped ragged ragged_few ep layer;" in page
 
 
 def test_the_plot_is_a_png(tmp_path):
