@@ -40,12 +40,11 @@ def run(
     experts = whole_model(weights.gate_up.experts, expert_map)
     step = tokens_at_once(weights, top_k, workspace_bytes)
     for first in range(0, tokens, step):
-        here = slice(first, min(first + step, tokens))
-        rows = (here.stop - first) * top_k / experts
-        call = _CALLS[way or way_of(weights, rows)]
-        call(
-            x[here], weights, topk_ids[here], topk_weights[here], expert_map, rows, None if addend is None else addend[here], out[here]
-        )
+        given = x, topk_ids, topk_weights, addend, out
+        if step < tokens:
+            given = (None if one is None else one[first : first + step] for one in given)
+        rows = min(step, tokens - first) * top_k / experts
+        _CALLS[way or way_of(weights, rows)](weights, expert_map, rows, *given)
     return out
 
 
@@ -60,8 +59,8 @@ def way_of(weights: MoEWeights, expected_rows: float) -> str:
 
 
 def _indexed(
-    x: torch.Tensor, weights: MoEWeights, topk_ids: torch.Tensor, topk_weights: torch.Tensor, expert_map: torch.Tensor | None,
-    expected_rows: float, addend: torch.Tensor | None, out: torch.Tensor,
+    weights: MoEWeights, expert_map: torch.Tensor | None, expected_rows: float, x: torch.Tensor, topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor, addend: torch.Tensor | None, out: torch.Tensor,
 ) -> None:
     block_m = block_m_for(weights, expected_rows)
     routing, rows = route.blocks(topk_ids, block_m, weights.gate_up.experts, expert_map=expert_map)
@@ -74,8 +73,8 @@ def _indexed(
 
 
 def _contiguous(
-    x: torch.Tensor, weights: MoEWeights, topk_ids: torch.Tensor, topk_weights: torch.Tensor, expert_map: torch.Tensor | None,
-    expected_rows: float, addend: torch.Tensor | None, out: torch.Tensor,
+    weights: MoEWeights, expert_map: torch.Tensor | None, expected_rows: float, x: torch.Tensor, topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor, addend: torch.Tensor | None, out: torch.Tensor,
 ) -> None:
     offsets, rows = route.groups(topk_ids, weights.gate_up.experts, expert_map=expert_map)
     inner, outer = _workspace(weights, topk_ids.numel(), x.device)

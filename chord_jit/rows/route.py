@@ -96,19 +96,17 @@ def _launch(
             {"experts": experts, "ids": total}, "split the tokens over several calls, or the experts over ranks",
         )
     ids = topk_ids.contiguous()
-    several = total > _WHOLE_IDS
+    values = (
+        ids.data_ptr(), _address(expert_map), *map(_address, block_buffers or (None,) * 3), _address(offsets), rows.data_ptr(),
+    )  # fmt: skip
+    sizes = (total, experts, 0 if expert_map is None else expert_map.numel(), block_m, capacity, ids.dtype is torch.int64)
+    if total <= _WHOLE_IDS:
+        kernels.enqueue(kernels.ROUTE_WHOLE, index, *values, 0, *sizes, _WHOLE, 0)
+        return
     with torch.cuda.device(index):
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        chunks = scratch.address(index, stream, 4 * experts * kernels.CHUNKS) if several else 0
-        values = (
-            ids.data_ptr(), _address(expert_map), *map(_address, block_buffers or (None,) * 3), _address(offsets), rows.data_ptr(), chunks,
-            total, experts, 0 if expert_map is None else expert_map.numel(), block_m, capacity, ids.dtype is torch.int64,
-        )  # fmt: skip
-        if not several:
-            kernels.launch(kernels.ROUTE_WHOLE, index)(stream, *values, _WHOLE, 0)
-            return
-        kernels.launch(kernels.ROUTE_CHUNKS, index)(stream, *values, _COUNT, 0)
-        kernels.launch(kernels.ROUTE_CHUNKS, index)(stream, *values, _PLACE, 0)
+        chunks = scratch.address(index, torch._C._cuda_getCurrentRawStream(index), 4 * experts * kernels.CHUNKS)
+    for phase in (_COUNT, _PLACE):
+        kernels.enqueue(kernels.ROUTE_CHUNKS, index, *values, chunks, *sizes, phase, 0)
 
 
 def _address(tensor: torch.Tensor | None) -> int:
