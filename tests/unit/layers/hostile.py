@@ -11,6 +11,7 @@ import chord_jit
 from chord_jit.errors import ChordError, InputError, InputTypeError
 from chord_jit.formats.moe_weights import MoEWeights
 from chord_jit.reference.moe import moe
+from tests.gpu.tensors import moved, strided
 from tests.unit.layers.random_layer import random_layer
 
 #: No size is a multiple of a panel or of a block of K, so every edge is padded.
@@ -111,16 +112,6 @@ def replaced_states(call: Call) -> tuple[Call, dict[str, torch.Tensor]]:
 
 
 # -- refusals -----------------------------------------------------------------------------------------------------------
-def moved(tensor: torch.Tensor) -> torch.Tensor:
-    """An equal tensor, contiguous, one element past an aligned address."""
-    return tensor.new_empty(tensor.numel() + 64)[1 : tensor.numel() + 1].view(tensor.shape).copy_(tensor)
-
-
-def apart(tensor: torch.Tensor) -> torch.Tensor:
-    """An equal tensor whose rows lie apart."""
-    return torch.cat((tensor, tensor), 1)[:, : tensor.shape[1]]
-
-
 def other_place(tensor: torch.Tensor) -> torch.Tensor:
     """Of the same shape on another device."""
     return tensor.cpu() if tensor.is_cuda else tensor.to("meta")
@@ -133,7 +124,7 @@ BAD: dict[str, tuple[type[ChordError], str, Callable[[dict], dict]]] = {
     "x too narrow": (InputError, "hidden", lambda call: dict(x=call["x"][:, :64].contiguous())),
     "x too wide": (InputError, "hidden", lambda call: dict(x=torch.cat((call["x"], call["x"]), 1))),
     "x 3-D": (ChordError, "x", lambda call: dict(x=call["x"].unsqueeze(0))),
-    "x with rows apart": (InputError, "x", lambda call: dict(x=apart(call["x"]))),
+    "x with rows apart": (InputError, "x", lambda call: dict(x=strided(call["x"]))),
     "x off alignment": (InputError, "x", lambda call: dict(x=moved(call["x"]))),
     "x elsewhere": (InputError, "device", lambda call: dict(x=other_place(call["x"]))),
     "x of fewer tokens": (InputError, "topk_ids", lambda call: dict(x=call["x"][:-1])),
@@ -142,18 +133,18 @@ BAD: dict[str, tuple[type[ChordError], str, Callable[[dict], dict]]] = {
     "ids None": (InputTypeError, "topk_ids", lambda call: dict(topk_ids=None)),
     "ids flat": (InputError, "topk_ids", lambda call: dict(topk_ids=call["topk_ids"].view(-1))),
     "ids of another top_k": (InputError, "topk_ids", lambda call: dict(topk_ids=call["topk_ids"][:, :2].contiguous())),
-    "ids with rows apart": (InputError, "topk_ids", lambda call: dict(topk_ids=apart(call["topk_ids"]))),
+    "ids with rows apart": (InputError, "topk_ids", lambda call: dict(topk_ids=strided(call["topk_ids"]))),
     "ids elsewhere": (InputError, "topk_ids", lambda call: dict(topk_ids=other_place(call["topk_ids"]))),
     "routing weights bfloat16": (InputTypeError, "topk_weights", lambda call: dict(topk_weights=call["topk_weights"].bfloat16())),
     "routing weights float64": (InputTypeError, "topk_weights", lambda call: dict(topk_weights=call["topk_weights"].double())),
     "routing weights None": (InputTypeError, "topk_weights", lambda call: dict(topk_weights=None)),
     "routing weights one per token": (InputError, "topk_weights", lambda call: dict(topk_weights=call["topk_weights"][:, :1].contiguous())),
     "routing weights flat": (InputError, "topk_weights", lambda call: dict(topk_weights=call["topk_weights"].view(-1))),
-    "routing weights apart": (InputError, "topk_weights", lambda call: dict(topk_weights=apart(call["topk_weights"]))),
+    "routing weights apart": (InputError, "topk_weights", lambda call: dict(topk_weights=strided(call["topk_weights"]))),
     "routing weights elsewhere": (InputError, "topk_weights", lambda call: dict(topk_weights=other_place(call["topk_weights"]))),
     "out float32": (ChordError, "out", lambda call: dict(out=call["out"].float())),
     "out too short": (InputError, "out", lambda call: dict(out=call["out"][:-1])),
-    "out with rows apart": (InputError, "out", lambda call: dict(out=apart(call["out"]))),
+    "out with rows apart": (InputError, "out", lambda call: dict(out=strided(call["out"]))),
     "out off alignment": (InputError, "out", lambda call: dict(out=moved(call["out"]))),
     "out elsewhere": (InputError, "out", lambda call: dict(out=other_place(call["out"]))),
 }

@@ -9,6 +9,7 @@ import torch
 
 from chord_jit.errors import ChordError
 from chord_jit.rows import pipeline
+from tests.gpu.tensors import moved
 from tests.unit.layers import hostile
 
 POISON = 7.0
@@ -50,7 +51,7 @@ def test_the_routing_weights_of_a_token_touch_no_other():
 
 def test_ids_and_routing_weights_may_lie_off_alignment():
     call = hostile.draw(9, "cpu", ids=torch.int32)
-    got = replace(call, ids=hostile.moved(call.ids), factors=hostile.moved(call.factors)).result()
+    got = replace(call, ids=moved(call.ids), factors=moved(call.factors)).result()
     assert torch.equal(got, call.result())
 
 
