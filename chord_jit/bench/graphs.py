@@ -16,17 +16,21 @@ def captured(call: Call) -> Call:
     """One replay of ``call`` for each call of the result.
 
     ``call`` runs before it is captured, on the same stream, so that its kernels are loaded and what it keeps is in place; what
-    it allocates is the graph's own. Raises what ``call`` raises; a capture that failed leaves the stream usable.
+    it allocates is the graph's own. Raises what ``call`` raises; the current stream stays the current one in any case.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
+    stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    stream.wait_stream(current)
     with torch.cuda.stream(stream):
         for _ in range(_WARM_CALLS):
             call()
-    torch.cuda.current_stream().wait_stream(stream)
+    current.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        call()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            call()
+    finally:
+        # torch leaves the capturing stream current where ending a broken capture raises.
+        torch.cuda.set_stream(current)
     return graph.replay
 
 

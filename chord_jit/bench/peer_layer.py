@@ -5,7 +5,7 @@ What vLLM does with compiled ops of its own has stand-ins (``stand_ins``); all e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,9 @@ from chord_jit.bench.whole_inputs import WholeInputs
 
 #: SwiGLU as vLLM asks for it: gate in the first half of a row.
 _SWIGLU = {"activation_type": "binary_split", "activation_impl": "(a / (1.f + expf(-a))) * b", "layout": "normal"}
+
+#: Rows an expert from which rows are copied together.
+GROUPED_ROWS = 16
 
 Call = Callable[[], object]
 
@@ -29,19 +32,6 @@ class Copy:
 
 
 @dataclass(frozen=True, eq=False)
-class Pools:
-    """The peer's own configurations of each projection in the indexed layout."""
-
-    gate_up: list[Configuration]
-    down: list[Configuration]
-
-    @classmethod
-    def of(cls, copy: Copy) -> Pools:
-        """Compiles them."""
-        return cls(copy.gate_up.own_configurations("indexed"), copy.down.own_configurations("indexed"))
-
-
-@dataclass(frozen=True, eq=False)
 class Form:
     """One way to run the peer's layer. ``layout``: indexed, or offsets, where rows are copied together by expert first."""
 
@@ -51,6 +41,27 @@ class Form:
 
     def __str__(self) -> str:
         return f"{self.layout}: {self.gate_up}; {self.down}"
+
+
+@dataclass(frozen=True, eq=False)
+class Pools:
+    """``gate_up``, ``down``: the peer's own configurations of each projection in the indexed layout. ``grouped``: by rows in all, what
+    its heuristic picks for rows copied together."""
+
+    gate_up: list[Configuration]
+    down: list[Configuration]
+    grouped: dict[int, Form]
+
+    @classmethod
+    def of(cls, copy: Copy, rows: Iterable[int]) -> Pools:
+        """Compiles them. ``rows``: of the cases to come; few rows an expert are never worth copying together."""
+        many = sorted({one for one in rows if one >= GROUPED_ROWS * copy.gate_up.experts})
+        try:
+            pairs = zip(copy.gate_up.defaults("offsets", many), copy.down.defaults("offsets", many), strict=True) if many else ()
+            grouped = {one: Form("offsets", *pair) for one, pair in zip(many, pairs, strict=True)}
+        except Exception:  # a package of others may raise anything; the indexed forms stand without these
+            grouped = {}
+        return cls(copy.gate_up.own_configurations("indexed"), copy.down.own_configurations("indexed"), grouped)
 
 
 class PeerLayer:

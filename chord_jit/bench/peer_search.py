@@ -22,8 +22,6 @@ from chord_jit.bench.timing import interleave
 from chord_jit.bench.whole_inputs import Exact
 
 _SHARED_PAIRS = 3
-#: Fewer rows an expert than this are never worth copying together.
-_GROUPED_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,10 @@ class Choice:
 
 def choose(bench: Bench, layer: PeerLayer, copy: Copy, pools: Pools, exact: Exact) -> Choice:
     """Times the forms on one copy of the layer. ``exact``: of that copy."""
-    default = _default(copy, layer.inputs.case.rows, "indexed")
-    forms = [default, *_ways(*_projections(bench, layer, copy, pools, default, exact)), *_grouped(layer, copy)]
+    rows = layer.inputs.case.rows
+    default = Form("indexed", copy.gate_up.default("indexed", rows), copy.down.default("indexed", rows))
+    forms = [default, *_ways(*_projections(bench, layer, copy, pools, default, exact))]
+    forms += [pools.grouped[rows]] if rows in pools.grouped else []
     tried = {str(form): form for form in forms}
     variants = {name: attempt(layer, copy, form, exact.outs[0]) for name, form in tried.items()}
     right = {name: variant.call for name, variant in variants.items() if variant.right}
@@ -70,18 +70,6 @@ def attempt(layer: PeerLayer, copy: Copy, form: Form, wanted: torch.Tensor) -> V
 
 def _why(variant: Variant) -> str:
     return variant.record.get("refused") or f"wrong: error {variant.record['error']:.2e}"
-
-
-def _default(copy: Copy, rows: int, layout: str) -> Form:
-    return Form(layout, copy.gate_up.default(layout, rows), copy.down.default(layout, rows))
-
-
-def _grouped(layer: PeerLayer, copy: Copy) -> list[Form]:
-    rows = layer.inputs.case.rows
-    try:
-        return [_default(copy, rows, "offsets")] if rows >= _GROUPED_ROWS * layer.experts else []
-    except Exception:  # its kernels may not compile here; the indexed forms stand without them
-        return []
 
 
 def _projections(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +59,7 @@ class Humming:
         from humming.layer import HummingLayerMethod
         from humming.schema import HummingWeightSchema
 
-        self._module = torch.nn.Module()
+        self.experts, self._module = layer.experts, torch.nn.Module()
         for name, tensor in (("weight", words), ("weight_scale", scale)):
             self._module.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
         schema = HummingWeightSchema(b_dtype="uint4", bs_dtype="bfloat16", weight_scale_group_size=GROUP)
@@ -72,9 +72,13 @@ class Humming:
 
     def default(self, layout: str, rows: int) -> Configuration:
         """The configuration that the peer's heuristic picks for ``rows`` rows in all."""
+        return self.defaults(layout, [rows])[0]
+
+    def defaults(self, layout: str, rows: Sequence[int]) -> list[Configuration]:
+        """The same for several row counts, compiled side by side."""
         from humming.tune import get_heuristics_config
 
-        return self._compile(layout, [dict(get_heuristics_config(self._meta, shape_m=rows, **_compute(layout)))])[0]
+        return self._compile(layout, [dict(get_heuristics_config(self._meta, shape_m=one, **_compute(layout))) for one in rows])
 
     def own_configurations(self, layout: str) -> list[Configuration]:
         """Every configuration that the heuristic picks for this layer at some row count, compiled."""

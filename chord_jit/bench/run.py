@@ -143,7 +143,7 @@ def _whole(
 ) -> Callable[[AnyCase], dict]:
     """The same for whole layers."""
     step(f"{layer.name}: drawing and packing weights of {whole.LAYERS} layers, and the peer's configurations")
-    weights = whole.weights(layer, cases[0].draw.picks, bench.generator, result["failures"], peer=request.peer)
+    weights = whole.weights(cases, bench.generator, result["failures"], peer=request.peer)
     result["reader_bar"] = result["reader_bar"] or measure.reader_bar(bench, weights.ours[0].weights.gate_up)
     return lambda case: whole.measure(bench, case, weights)
 

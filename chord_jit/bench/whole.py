@@ -13,7 +13,7 @@ from chord_jit.bench.host import host_time
 from chord_jit.bench.measure import Bench, Variant, identity, take_turns
 from chord_jit.bench.peer_layer import Copy, Form, PeerLayer, Pools
 from chord_jit.bench.peers import Humming
-from chord_jit.bench.whole_cases import WholeCase, WholeLayer
+from chord_jit.bench.whole_cases import WholeCase
 from chord_jit.bench.whole_inputs import Exact, WholeInputs
 from chord_jit.formats.moe_weights import MoEWeights
 from chord_jit.layers.moe import MoELayer
@@ -31,8 +31,9 @@ class Weights:
     pools: Pools | None
 
 
-def weights(layer: WholeLayer, top_k: int, generator: torch.Generator, failures: list[str], *, peer: bool) -> Weights:
-    """Fresh values. ``failures``: why the peer takes no part, if it was asked to."""
+def weights(cases: Sequence[WholeCase], generator: torch.Generator, failures: list[str], *, peer: bool) -> Weights:
+    """Fresh values for cases of one layer. ``failures``: why the peer takes no part, if it was asked to."""
+    layer, top_k = cases[0].layer, cases[0].draw.picks
     ours, copies, pools = [], [], None
     for _ in range(LAYERS):
         gate_up, down = (workload.weights(one, generator) for one in (layer.gate_up, layer.down))
@@ -40,7 +41,7 @@ def weights(layer: WholeLayer, top_k: int, generator: torch.Generator, failures:
         if peer:
             try:
                 copies.append(Copy(*(Humming(drawn.layer, drawn.words, drawn.scale) for drawn in (gate_up, down))))
-                pools = pools or Pools.of(copies[0])
+                pools = pools or Pools.of(copies[0], (case.rows for case in cases))
             except Exception as failed:  # a package of others may raise anything; our own times stand without it
                 failures.append(f"{layer.name}: no peer: {type(failed).__name__}: {' '.join(str(failed).split())[:300]}")
                 peer = False

@@ -61,7 +61,7 @@ def test_grouped_rows_lie_together_and_combine_again(ids):
 
 def test_a_small_layer_is_checked_and_timed(gpu, seed):
     bench = Bench(device.facts(gpu.index), torch.Generator(gpu).manual_seed(seed), WriteFlush(gpu), None, rounds=5, energy=False)
-    weights = whole.weights(CASE.layer, TOP_K, bench.generator, [], peer=False)
+    weights = whole.weights([CASE], bench.generator, [], peer=False)
     row = whole.measure(bench, CASE, weights)
     assert set(row["variants"]) == {"ours", "gate_up", "down", "route", "combine"}
     assert all(variant["us"] and variant.get("error", 0.0) < 5e-3 for variant in row["variants"].values()), row["variants"]

@@ -110,11 +110,9 @@ def test_whole_layers_are_drawn_once_and_read_for_the_bar(machine, monkeypatch):
     drawn = SimpleNamespace(ours=[SimpleNamespace(weights=SimpleNamespace(gate_up=packed))])
     asked = []
     monkeypatch.setattr(run.peers, "version", lambda: "0")
-    monkeypatch.setattr(
-        run.whole, "weights", lambda layer, top_k, generator, failures, *, peer: asked.append((layer.name, top_k, peer)) or drawn
-    )
+    monkeypatch.setattr(run.whole, "weights", lambda cases, generator, failures, *, peer: asked.append((len(cases), peer)) or drawn)
     monkeypatch.setattr(run.whole, "measure", lambda bench, case, weights: fixture.layer_row(case.name) if weights is drawn else 1 / 0)
     result = run.run(run.Request("layer", cases), lambda text, done, total: machine.append((text, done)))
-    assert asked == [("ep8_layer", 8, True)] and result["reader_bar"]["bytes"] == 7 and result["failures"] == []
+    assert asked == [(2, True)] and result["reader_bar"]["bytes"] == 7 and result["failures"] == []
     assert [row["case"] for row in result["rows"]] == ["ep8_layer_1", "ep8_layer_8"]
     assert machine[-2:] == [("ep8_layer_1", 0), ("ep8_layer_8", 1)] and "3 layers" in machine[1][0]

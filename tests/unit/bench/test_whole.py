@@ -29,7 +29,7 @@ class StandInHumming:
     """Computes as the peer does; a configuration is off by its ``factor``, or raises where that is ``None``."""
 
     def __init__(self, layer, words, scale):
-        self.weight, self.is_gate_up = pack_w4a16(words, scale), layer.gated
+        self.weight, self.is_gate_up, self.experts = pack_w4a16(words, scale), layer.gated, layer.experts
 
     def own_configurations(self, layout):
         assert layout == "indexed"
@@ -38,6 +38,10 @@ class StandInHumming:
     def default(self, layout, rows):
         assert rows == CASE.rows
         return configuration("default", 8 if self.is_gate_up else 16)
+
+    def defaults(self, layout, rows):
+        assert layout == "offsets"
+        return [configuration("grouped", 8) for _ in rows]
 
     def call(self, chosen, x, out, rows):
         def launch():
@@ -115,7 +119,7 @@ def bench(monkeypatch, seed):
 
 def drawn(bench: Bench, *, peer: bool = True) -> tuple[whole.Weights, list[str]]:
     failures: list[str] = []
-    return whole.weights(LAYER, 8, bench.generator, failures, peer=peer), failures
+    return whole.weights([CASE], bench.generator, failures, peer=peer), failures
 
 
 def test_a_row_holds_the_layer_its_parts_and_the_peers(bench):
@@ -144,10 +148,14 @@ def test_the_peer_takes_the_fastest_right_form(bench):
 
 
 def test_rows_copied_together_are_a_form_where_experts_have_many(bench, monkeypatch):
-    monkeypatch.setattr(peer_search, "_GROUPED_ROWS", 2)
     weights, _ = drawn(bench)
-    row = whole.measure(bench, CASE, weights)
-    assert row["peer_forms"]["offsets: default; default"] == 13.0
+    assert weights.pools.grouped == {}
+    monkeypatch.setattr(peer_layer, "GROUPED_ROWS", 2)
+    weights, _ = drawn(bench)
+    assert whole.measure(bench, CASE, weights)["peer_forms"]["offsets: grouped; grouped"] == 13.0
+    monkeypatch.setattr(StandInHumming, "defaults", lambda self, layout, rows: 1 / 0)
+    weights, failures = drawn(bench)
+    assert weights.pools.grouped == {} and weights.copies and failures == []
 
 
 def test_a_form_that_raises_or_is_wrong_says_so_and_costs_no_other(bench, monkeypatch):
