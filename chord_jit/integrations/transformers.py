@@ -59,8 +59,8 @@ def experts_forward(
     """The experts function: ``hidden_states`` BF16 [tokens, hidden], ``top_k_index`` integers and ``top_k_weights`` floats
     [tokens, top_k]; returns BF16 [tokens, hidden]. ``self``: the experts module, packed here if ``prepare`` did not.
 
-    Raises ``InputError`` where a gradient is wanted, what ``prepare`` raises, ``CaptureError`` for a first call within a capture or
-    a compiled graph, and what ``MoELayer`` raises.
+    Raises ``InputError`` where a gradient is wanted, what ``prepare`` raises, ``CaptureError`` for a first call within a capture
+    (``RuntimeError`` within a full compiled graph), and what ``MoELayer`` raises.
     """
     if torch.is_grad_enabled() and hidden_states.requires_grad:
         raise InputError(
@@ -129,8 +129,9 @@ def _check(module: torch.nn.Module, name: str) -> None:
 
 
 def _refuse_recording(module: torch.nn.Module, x: torch.Tensor) -> None:
-    """Packing is no part of a graph: ``CaptureError``."""
-    if torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-        raise CaptureError(
-            _PACK.format(type(module).__name__), "packing cannot be part of a captured or compiled graph", {}, "call prepare(model) before"
-        )
+    """Packing is no part of a graph: ``CaptureError``, and within ``torch.compile`` a ``RuntimeError``."""
+    if torch.compiler.is_compiling():
+        # The only kind whose words the compiler passes on: it cannot trace how ours are made. Without fullgraph it then runs eagerly.
+        raise RuntimeError("experts are not packed: call chord_jit.integrations.transformers.prepare(model) before compiling it")
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise CaptureError(_PACK.format(type(module).__name__), "packing cannot be captured", {}, "call prepare(model) before the capture")

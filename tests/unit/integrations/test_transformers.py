@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,9 @@ from chord_jit.integrations import transformers as ours
 from chord_jit.reference.moe import moe
 from tests.unit.integrations import tiny_models as tiny
 from tests.unit.integrations.agreement import assert_same_tokens, relative
+from tests.unit.ops.conftest import fresh_compiler
+
+__all__ = ["fresh_compiler"]
 
 pytest.importorskip("transformers")
 TOKENS = 12
@@ -209,8 +213,21 @@ def test_a_gradient_is_refused(seed):
         model(prompts())
 
 
-def test_a_first_call_that_is_compiled_is_refused(seed, monkeypatch):
-    model = tiny.model_of("Qwen3Moe", seed, experts=ours.NAME)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    with pytest.raises(CaptureError, match="Qwen3MoeExperts\n.*compiled graph"):
-        layer_of(model)(*routed())
+def test_a_first_call_that_is_compiled_whole_is_refused(seed, fresh_compiler):
+    experts, call = layer_of(tiny.model_of("Qwen3Moe", seed, experts=ours.NAME)), routed()
+    with pytest.raises(Exception, match=r"transformers.prepare\(model\) before compiling"):
+        torch.compile(experts, fullgraph=True, backend="aot_eager")(*call)
+    assert torch.equal(torch.compile(experts, backend="aot_eager")(*call), experts(*call)), "in parts it is packed in between"
+
+
+def test_a_prepared_model_compiles_whole(seed, fresh_compiler):
+    model, ids = ours.prepare(tiny.model_of("Qwen3Moe", seed, experts=ours.NAME)), prompts()
+    assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(ids).logits, model(ids).logits)
+
+
+def test_a_first_call_within_a_capture_is_refused(seed, monkeypatch):
+    """Where a GPU would say that its stream is being captured."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    experts, x = layer_of(tiny.model_of("Qwen3Moe", seed, experts=ours.NAME)), SimpleNamespace(is_cuda=True, requires_grad=False)
+    with pytest.raises(CaptureError, match="pack the experts of Qwen3MoeExperts\n.*cannot be captured"):
+        experts(x, *routed()[1:])
