@@ -33,7 +33,8 @@ def base_schema(facade: ModuleType, upstream: type) -> type:
             found = upstream.from_config(config)
             if type(found) is not facade.CompressedTensorsWeightSchema or not _is_int4_group32(found):
                 return found
-            return classes(facade).source(**_fields(found))
+            given = {field.name: getattr(found, field.name) for field in dataclasses.fields(found) if field.init}
+            return classes(facade).source(**given)
 
     return BaseWeightSchema
 
@@ -61,7 +62,10 @@ def classes(facade: ModuleType) -> Classes:
             weight = tensors[self.weight_key]
             if not num_experts or param_dtype is not torch.bfloat16 or objection(weight.device) is not None:
                 return super().convert_humming(tensors, shape_n_stacks, shape_k_stacks, param_dtype, num_experts, **options)
-            codes = CodesSchema(**_fields(self.to_humming_schema(param_dtype)), gated=len(shape_n_stacks) == 2)
+            types = facade.dtypes
+            codes = CodesSchema(
+                b_dtype=types.uint4, bs_dtype=types.bfloat16, weight_scale_group_size=GROUP, gated=len(shape_n_stacks) == 2
+            )
             return codes, {"weight": weight.view(torch.int32), "weight_scale": tensors["weight_scale"].to(param_dtype)}
 
     return Classes(SourceSchema, CodesSchema)
@@ -71,7 +75,3 @@ def _is_int4_group32(schema: object) -> bool:
     wanted = {"format": "pack-quantized", "type": "int", "num_bits": 4, "strategy": "group", "group_size": GROUP, "symmetric": True,
               "actorder": None}  # fmt: skip
     return all(getattr(schema, name) == value for name, value in wanted.items())
-
-
-def _fields(instance: object) -> dict[str, object]:
-    return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance) if field.init}

@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 NAMES = frozenset(
     "aiohttp anthropic blake3 cachetools cbor2 cloudpickle cpuinfo cv2 depyf diskcache einops fastapi flashinfer gguf ijson jsonschema "
     "lark llguidance lmformatenforcer mcp mistral_common model_hosting_container_standards msgspec ninja numba nvtx openai openai_harmony "
-    "opentelemetry orjson outlines_core partial_json_parser prometheus_client psutil pybase64 pythonjsonlogger quack requests "
-    "sentencepiece setproctitle starlette tiktoken tilelang tvm_ffi urllib3 uvloop watchfiles xgrammar zmq".split()
+    "opentelemetry orjson outlines_core partial_json_parser prometheus_client psutil pybase64 pynvml pythonjsonlogger quack "
+    "requests sentencepiece setproctitle starlette tiktoken tilelang tvm_ffi urllib3 uvloop watchfiles xgrammar zmq".split()
 )
 
 
@@ -61,10 +63,13 @@ def inert(name: str) -> type:
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """The last finder, for the packages of ``NAMES`` and their submodules."""
+    """The last finder, for the packages of ``names`` and their submodules."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in NAMES else None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self.names else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         module = ModuleType(spec.name)
@@ -83,7 +88,15 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def install() -> None:
     """Stands in for what is missing, in this process."""
-    sys.meta_path.append(Finder())
-    if importlib.util.find_spec("triton") is None:
-        # A benchmark of Humming's, the only part of it that wants Triton at import.
-        sys.modules["humming.ops.bench"] = Finder().create_module(importlib.machinery.ModuleSpec("humming.ops.bench", None))
+    sys.meta_path.append(Finder(NAMES))
+
+
+@contextmanager
+def triton() -> Iterator[None]:
+    """Within the block Triton can be imported, though it may be missing: Humming decorates kernels with it that nobody launches."""
+    finder = Finder(frozenset(("triton",)))
+    sys.meta_path.append(finder)
+    yield
+    sys.meta_path.remove(finder)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "triton" and sys.modules[name].__spec__.loader is finder]:
+        del sys.modules[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import sys
 import types
 from pathlib import Path
@@ -56,6 +58,7 @@ class Engine:
         from vllm.model_executor.layers.fused_moe.activation import MoEActivation
         from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
         from vllm.model_executor.layers.fused_moe.experts import fused_humming_moe
+        from vllm.model_executor.layers.fused_moe.oracle import int_wna16
         from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import compressed_tensors_moe_wna16
 
         platform._enum = PlatformEnum.CUDA
@@ -65,13 +68,15 @@ class Engine:
         if device == "cpu":
             # torch has no accelerator to ask for the size of Humming's locks, which we do not use.
             fused_humming_moe.create_humming_locks = lambda device: torch.zeros(SMS * 8, dtype=torch.int32)
+        # Humming is what vLLM picks on Hopper by itself since 0.32; before, its user asks for it.
+        self.backend = "auto" if hasattr(int_wna16, "prioritize_humming") else "humming"
         self.device, self.experts, self.kernel, self.activation = device, fused_humming_moe, modular_kernel, MoEActivation
         self.config, self.parallel, self.routing = FusedMoEConfig, FusedMoEParallelConfig, RoutingMethodType
         self.method, self.quantization = compressed_tensors_moe_wna16.CompressedTensorsWNA16MoEMethod, QuantizationArgs
 
     def moe_config(
         self, *, experts: int, local: int, hidden: int, neurons: int, top_k: int, ep: int = 1, all2all: str | None = None,
-        activation: str = "SILU", backend: str = "auto",
+        activation: str = "SILU",
     ) -> object:
         """A layer's config. ``neurons``: of this rank. ``ep``: ranks that share the experts. ``all2all``: between data-parallel ranks."""
         ranks = ep if all2all else 1
@@ -82,7 +87,7 @@ class Engine:
         return self.config(
             num_experts=experts, experts_per_token=top_k, hidden_dim=hidden, intermediate_size=neurons, num_local_experts=local,
             num_logical_experts=experts, activation=self.activation[activation], device=self.device,
-            routing_method=self.routing.Renormalize, moe_parallel_config=parallel, in_dtype=torch.bfloat16, moe_backend=backend,
+            routing_method=self.routing.Renormalize, moe_parallel_config=parallel, in_dtype=torch.bfloat16, moe_backend=self.backend,
         )
 
     def layer(self, config: object, *, group: int = 32, expert_map: torch.Tensor | None = None) -> Layer:
@@ -127,13 +132,14 @@ class Layer(torch.nn.Module):
 
 def _pretend_gpu() -> None:
     """What is asked of a GPU where none is: its architecture by Humming's schemas, to be the current one, to give memory back."""
-    import contextlib
-
-    from humming import device as humming_device
-
     class Info:
         sm_version, sm_major, sm_minor, sm_count, is_ppu, name, index = 90, 9, 0, SMS, False, "NVIDIA H200", 0
 
-    humming_device.DeviceInfo._get_value = lambda self: Info
+    with absent.triton():
+        importlib.import_module("humming")
+    if importlib.util.find_spec("humming.device"):
+        from humming.device import DeviceInfo
+
+        DeviceInfo._get_value = lambda self: Info
     torch.cuda.device = lambda index: contextlib.nullcontext()
     torch.accelerator.empty_cache = lambda: None

@@ -1,4 +1,4 @@
-"""Stand-ins in torch for what vLLM compiles: four operators of its MoE layer. They keep the contracts that its docstrings state,
+"""Stand-ins in torch for what vLLM compiles: the operators of its MoE layer. They keep the contracts that its docstrings state,
 tails without a value included, and wait for no device, so that CUDA graphs can hold them.
 """
 
@@ -87,8 +87,32 @@ def moe_unpermute(
     out.copy_(torch.where(known, rows[index].float() * topk_weights[..., None].float(), 0).sum(1))
 
 
+def moe_permute(
+    hidden_states: torch.Tensor, a1q_scale: None, topk_ids: torch.Tensor, n_expert: int, n_local_expert: int,
+    expert_map: torch.Tensor | None, scratch: object,
+) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, None]:
+    """Before 0.31, where vLLM moves the rows itself: rows of other ranks' experts come last."""
+    sizes = SimpleNamespace(num_local_experts=n_local_expert)
+    offsets, destinations = moe_prepare_scatter(topk_ids, expert_map, sizes)
+    rows = hidden_states.repeat_interleave(topk_ids.shape[1], 0)
+    return torch.empty_like(rows).index_copy_(0, destinations.flatten().long(), rows), None, offsets, destinations.flatten(), None
+
+
+def silu_and_mul(self: object, *, input: torch.Tensor, output: torch.Tensor, **options: object) -> None:
+    """Before 0.31, where vLLM activates the rows itself."""
+    gate, up = input.float().chunk(2, dim=1)
+    output.copy_(torch.nn.functional.silu(gate) * up)
+
+
 def install(experts_module: object) -> None:
     """Puts them where vLLM's experts look their operators up."""
-    for function in (moe_align_block_size, moe_fused_mul_sum, get_moe_permute_scratch, moe_prepare_scatter, moe_unpermute):
+    functions = [moe_align_block_size, moe_fused_mul_sum, moe_unpermute]
+    if hasattr(experts_module, "moe_prepare_scatter"):
+        functions += [get_moe_permute_scratch, moe_prepare_scatter]
+    else:
+        functions.append(moe_permute)
+        experts_module.HummingExpertsBase.activation = silu_and_mul
+        experts_module.HummingExpertsBase._get_permute_scratch = lambda self, top_k: None
+    for function in functions:
         setattr(experts_module, function.__name__, function)
     experts_module.moe_permute_unpermute_supported = lambda: True

@@ -30,7 +30,7 @@ def outcome(tmp_path_factory) -> dict[str, str]:
     environment = {**others, "CHORD_BACKEND": "reference", "PYTHONPATH": str(ROOT), "VLLM_NO_USAGE_STATS": "1"}
     child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_SECONDS)
     assert child.returncode == 0, child.stdout[-4000:] + child.stderr[-4000:]
-    return {**json.loads(result.read_text()), "log": child.stderr}
+    return {**json.loads(result.read_text()), "log": child.stdout + child.stderr}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
