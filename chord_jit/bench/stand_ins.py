@@ -88,7 +88,7 @@ def kernels() -> SimpleNamespace:
     import triton
     import triton.language as tl
 
-    # No size is specialised, so one engine's handful of compiled kernels serves every case.
+    # No size of the next two is specialised: a handful of compiled kernels serves every case.
     @triton.jit(do_not_specialize=["total", "experts"])
     def count(ids, counts, total, experts, TILE: tl.constexpr, EXPERTS: tl.constexpr):
         i = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -141,7 +141,8 @@ def kernels() -> SimpleNamespace:
             if tile == 0:
                 tl.store(padded, tl.sum(wide, 0))
 
-    @triton.jit(do_not_specialize=["hidden"])
+    # That hidden is a multiple of 16 is what lets a thread load 16 bytes at once.
+    @triton.jit
     def combine(rows, weights, places, out, hidden, TOP_K: tl.constexpr, COLUMNS: tl.constexpr, PLACED: tl.constexpr):
         token = tl.program_id(0).to(tl.int64)
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
