@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "reference": GROUND | {"formats", "routing"},
     "families": GROUND | MIDDLE | {"jit", "reference"},
     "rows": GROUND | MIDDLE | {"jit", "families"},
-    "plan": GROUND | MIDDLE | {"jit", "families", "rows"},
+    "plan": GROUND | MIDDLE | {"jit", "families"},
     "ops": GROUND | MIDDLE | {"families", "rows"},
     "layers": GROUND | MIDDLE | {"rows", "ops"},
     "api": GROUND | MIDDLE | {"jit", "families", "rows", "plan", "ops", "layers"},

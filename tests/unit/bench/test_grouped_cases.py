@@ -55,7 +55,9 @@ def test_counts_are_those_of_the_row(case):
         assert set(counts.tolist()) == {case.size}
 
 
-@pytest.mark.parametrize(("rows", "fewest", "busiest"), [(16, 9, 22), (32, 17, 47), (64, 50, 80), (128, 108, 149), (256, 217, 297), (512, 468, 559)])
+@pytest.mark.parametrize(
+    ("rows", "fewest", "busiest"), [(16, 9, 22), (32, 17, 47), (64, 50, 80), (128, 108, 149), (256, 217, 297), (512, 468, 559)]
+)
 def test_random_rows_spread_as_they_should(rows, fewest, busiest):
     """Within four standard deviations of a binomial draw over 48 experts."""
     draw = (RAGGED | RAGGED_FEW)[rows]
