@@ -16,7 +16,8 @@ def captured(call: Call) -> Call:
     """One replay of ``call`` for each call of the result.
 
     ``call`` runs before it is captured, on the same stream, so that its kernels are loaded and what it keeps is in place; what
-    it allocates is the graph's own. Raises what ``call`` raises; the current stream stays the current one in any case.
+    it allocates is the graph's own. A graph holds addresses alone, so the result keeps ``call`` and all that it refers to. Raises
+    what ``call`` raises; the current stream stays the current one in any case.
     """
     stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
     stream.wait_stream(current)
@@ -31,7 +32,11 @@ def captured(call: Call) -> Call:
     finally:
         # torch leaves the capturing stream current where ending a broken capture raises.
         torch.cuda.set_stream(current)
-    return graph.replay
+
+    def replay(held: Call = call) -> None:
+        graph.replay()
+
+    return replay
 
 
 def in_turn(calls: Sequence[Call]) -> Call:
