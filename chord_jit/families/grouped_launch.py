@@ -17,7 +17,7 @@ from chord_jit.schedules.schedule import Schedule
 #: chord::W4A16WgmmaParams: x descriptor, weight, out, ticket, joints, sums, layout; segments, rows, max_m, experts.
 WGMMA_PARAMS = struct.Struct(f"<{tensor_map.BYTES}s6Q4i")
 #: chord::W4A16MmaParams<GroupedParams>: x, weight, out, row_weights, ticket, layout; segments, rows, max_m, experts.
-MMA_PARAMS = struct.Struct("<6Q4i")
+MMA_PARAMS = struct.Struct("<6Q6i")
 
 #: ``bound(index, x, weight, out, layout, rows, segments, max_m)``: enqueue on the current stream of device ``index``, the
 #: current one. ``x``: the activations; the rest addresses and counts.
@@ -54,12 +54,12 @@ def _wgmma(problem: GroupedProblem, schedule: Schedule, spec: KernelSpec, index:
 
 def _mma(problem: GroupedProblem, schedule: Schedule, spec: KernelSpec, index: int) -> Bound:
     sizes = legality.mma_shape(problem, schedule)
-    launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, problem.facts.sms * schedule.ctas, 1, MMA_PARAMS)
+    launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, problem.facts.sms * schedule.ctas, 1, MMA_PARAMS, True)
     experts = problem.experts
 
     def enqueue(index: int, x: torch.Tensor, weight: int, out: int, layout: int, rows: int, segments: int, max_m: int) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
-        launch(stream, x.data_ptr(), weight, out, 0, slots.address(index, stream), layout, segments, rows, max_m, experts)
+        launch(stream, x.data_ptr(), weight, out, 0, slots.address(index, stream), layout, segments, rows, max_m, experts, 0, 0)
 
     return enqueue
 

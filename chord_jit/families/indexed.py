@@ -78,7 +78,7 @@ class IndexedFamily:
     # -- call ---------------------------------------------------------------------------------------------------------
     def run(
         self, x: torch.Tensor, weight: PackedW4A16, routing: IndexedRouting, *, swiglu: bool, topk_weights: torch.Tensor | None,
-        expected_rows: float | None, checked: bool, out: torch.Tensor | None,
+        expected_rows: float | None, checked: bool, out: torch.Tensor | None, routed_before: bool = False,
     ) -> torch.Tensor:
         """See ``api.indexed``."""
         if not _fits(x, weight, routing, swiglu, topk_weights):
@@ -103,10 +103,10 @@ class IndexedFamily:
         bound = self._plans.get(key) or self._plan(key)
         row_weights = 0 if topk_weights is None else topk_weights.data_ptr()
         if torch._C._cuda_getDevice() == index:
-            bound(index, x.data_ptr(), address, out.data_ptr(), row_weights, routing.place, shape[0], routing.top_k)
+            bound(index, x.data_ptr(), address, out.data_ptr(), row_weights, routing.place, shape[0], routing.top_k, routed_before)
         else:
             with torch.cuda.device(index):
-                bound(index, x.data_ptr(), address, out.data_ptr(), row_weights, routing.place, shape[0], routing.top_k)
+                bound(index, x.data_ptr(), address, out.data_ptr(), row_weights, routing.place, shape[0], routing.top_k, routed_before)
         return out
 
     def _plan(self, key: tuple) -> Bound:

@@ -16,7 +16,7 @@ from chord_jit.schedules.schedule import Schedule
 
 #: chord::W4A16MmaParams<IndexedParams>: x, weight, out, row_weights, ticket, sorted_ids, expert_ids, padded; id_capacity,
 #: block_capacity, routed_rows, top_k, experts, sub_blocks.
-MMA_PARAMS = struct.Struct("<8Q6i")
+MMA_PARAMS = struct.Struct("<8Q8i")
 #: chord::W4A16WgmmaParams<GatheredActivations>: x, row_weights, weight, out, ticket, joints, sums, and from sorted_ids on the same.
 WGMMA_PARAMS = struct.Struct("<10Q6i")
 
@@ -44,13 +44,13 @@ def prepare(problem: IndexedProblem, schedule: Schedule, index: int) -> Bound:
 def _mma(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, index: int, sub_blocks: int) -> Bound:
     sizes = legality.mma_shape(problem, schedule)
     ctas = problem.facts.sms * schedule.ctas
-    launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, ctas, schedule.split, MMA_PARAMS)
+    launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, ctas, schedule.split, MMA_PARAMS, True)
     experts = problem.experts
 
-    def enqueue(index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int) -> None:
+    def enqueue(index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, routed_before: bool) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
         slot = slots.address(index, stream)
-        launch(stream, x, weight, out, row_weights, slot, *place[1:], rows, top_k, experts, sub_blocks)
+        launch(stream, x, weight, out, row_weights, slot, *place[1:], rows, top_k, experts, sub_blocks, routed_before, 0)
 
     return enqueue
 
@@ -61,7 +61,7 @@ def _wgmma(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, index:
     experts = problem.experts
     sums_bytes = sizes.sums_bytes * launch.ctas if schedule.split == 2 else 0
 
-    def enqueue(index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int) -> None:
+    def enqueue(index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, routed_before: bool) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
         slot = slots.address(index, stream)
         sums = scratch.address(index, stream, sums_bytes) if sums_bytes else 0
@@ -76,7 +76,7 @@ def _resident(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, ind
     launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, problem.facts.sms, 1, RESIDENT_PARAMS)
     experts = problem.experts
 
-    def enqueue(index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int) -> None:
+    def enqueue(index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, routed_before: bool) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
         slot = slots.address(index, stream)
         launch(stream, x, row_weights, weight, out, slot, *place[1:], rows, top_k, experts, sub_blocks)

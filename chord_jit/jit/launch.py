@@ -20,26 +20,34 @@ _NO_CONTEXT = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
 class _Frame:
     """One thread's launch configuration and argument buffer."""
 
-    def __init__(self, grid: tuple[int, int, int], block: int, cluster: int, shared: int, size: int):
+    def __init__(self, grid: tuple[int, int, int], block: int, cluster: int, shared: int, size: int, early: bool):
         self.arguments = ctypes.create_string_buffer(size)
         self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.arguments))
         self.pointers = ctypes.addressof(self._pointers)
         self.stream = 0
-        self.config = _configuration(grid, block, cluster, shared)
+        self.config = _configuration(grid, block, cluster, shared, early)
 
 
-def _configuration(grid: tuple[int, int, int], block: int, cluster: int, shared: int) -> driver.CUlaunchConfig:
+def _configuration(grid: tuple[int, int, int], block: int, cluster: int, shared: int, early: bool = False) -> driver.CUlaunchConfig:
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
     config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
     config.sharedMemBytes = shared
     config.hStream = driver.CUstream(0)
+    attributes = []
     if cluster > 1:
         attribute = driver.CUlaunchAttribute()
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
-        config.attrs = [attribute]
-        config.numAttrs = 1
+        attributes.append(attribute)
+    if early:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(attribute)
+    if attributes:
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
     return config
 
 
@@ -76,10 +84,12 @@ class Launch:
     fields first so that C and ``struct`` agree without padding. The device of the stream must be torch's current one.
     """
 
-    def __init__(self, handle: int, grid: tuple[int, int, int], block: int, cluster: int, shared: int, params: struct.Struct):
+    def __init__(
+        self, handle: int, grid: tuple[int, int, int], block: int, cluster: int, shared: int, params: struct.Struct, early: bool = False
+    ):
         self.ctas = grid[0] * grid[1] * grid[2]
         self._function = driver.CUfunction(handle)
-        self._shape = (grid, block, cluster, shared, params.size)
+        self._shape = (grid, block, cluster, shared, params.size, early)
         self._pack = params.pack_into
         self._local = threading.local()
 
@@ -101,7 +111,7 @@ class Launch:
             self._refuse(status)
 
     def _refuse(self, status: driver.CUresult) -> None:
-        grid, block, cluster, shared, _ = self._shape
+        grid, block, cluster, shared, *_ = self._shape
         raise LaunchError(
             "launch a kernel", "the driver must accept the launch",
             {"status": status.name, "grid": grid, "block": block, "cluster": cluster, "shared_bytes": shared},

@@ -27,6 +27,7 @@ class RowKernel:
     params: struct.Struct
     ctas: int = 0
     per_sm: int = 0
+    early: bool = False
 
     def spec(self, arch: str) -> KernelSpec:
         return KernelSpec(self.stem, self.config, arch)
@@ -38,7 +39,7 @@ _PLAIN = (("kThreads", 128), ("kSharedBytes", 0))
 ROUTE_WHOLE = RowKernel("route_rows", _ROUTE, _ROUTE_PARAMS, ctas=1)
 ROUTE_CHUNKS = RowKernel("route_rows", _ROUTE, _ROUTE_PARAMS, ctas=CHUNKS)
 MOVE = RowKernel("move_rows", _PLAIN, struct.Struct("<5Q2q4i"), per_sm=16)
-COMBINE = RowKernel("combine_rows", _PLAIN, struct.Struct("<5Qq2i"), per_sm=16)
+COMBINE = RowKernel("combine_rows", _PLAIN, struct.Struct("<5Qq2i"), per_sm=16, early=True)
 #: By stem.
 ALL = {"route_rows": (ROUTE_WHOLE, ROUTE_CHUNKS), "move_rows": (MOVE,), "combine_rows": (COMBINE,)}
 
@@ -52,7 +53,7 @@ def launch(kernel: RowKernel, index: int) -> Launch:
         facts, config = device.facts(index), dict(kernel.config)
         loaded = engine.load(kernel.spec(facts.arch), index, config["kSharedBytes"])
         grid = (kernel.ctas or kernel.per_sm * facts.sms, 1, 1)
-        found = Launch(loaded.handle, grid, config["kThreads"], 1, config["kSharedBytes"], kernel.params)
+        found = Launch(loaded.handle, grid, config["kThreads"], 1, config["kSharedBytes"], kernel.params, kernel.early)
         _launches[kernel, index] = found
     return found
 

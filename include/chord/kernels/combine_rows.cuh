@@ -7,6 +7,7 @@
 // FP32 sums in the order of the ids, rounded once. A row of -1 is not read, so what lies in rows that nobody wrote never counts.
 #pragma once
 
+#include "chord/grid.cuh"
 #include "chord/vectors.cuh"
 
 namespace chord::combine_rows {
@@ -34,6 +35,7 @@ template <class Config>
 __device__ __forceinline__ void kernel(const Params& p) {
   const int64_t width = int64_t(p.vectors) * kVector;
   const int pieces = (p.vectors + Config::kThreads - 1) / Config::kThreads;
+  wait_for_previous();
   for (int64_t piece = blockIdx.x; piece < p.tokens * pieces; piece += gridDim.x) {
     const int64_t token = piece / pieces, ids = token * p.top_k;
     const int vector = static_cast<int>(piece - token * pieces) * Config::kThreads + threadIdx.x;

@@ -16,6 +16,7 @@
 
 #include "chord/dequant.cuh"
 #include "chord/epilogue.cuh"
+#include "chord/grid.cuh"
 #include "chord/grouped_rows.cuh"
 #include "chord/last_wave.cuh"
 #include "chord/ptx.cuh"
@@ -40,6 +41,8 @@ struct W4A16MmaParams {
   const float* row_weights;
   unsigned* ticket;  // this launch's own while it runs; zero before and after
   RowParams routing;
+  int routed_before;  // whether what `routing` points to was written before the launch before this one
+  int reserved;
 };
 
 template <class Config>
@@ -138,6 +141,12 @@ struct W4A16Mma {
     auto rows = source.first(kHalves && wave.whole == 0, wave.piece(ticket).tile / kTilesN);
     const int begin = first_stage(rank()), end = first_stage(rank() + 1);
     Cursor cursor;
+    int ahead = 0;  // stages of the first tile whose weights are on their way
+    if (p.routed_before) {
+      if (ticket < wave.tickets) ahead = start_early(p, wave.piece(ticket), source.rows(rows), rows, ticket < swept ? kEvictNormal : kEvictFirst);
+      wait_for_previous();
+    }
+    let_next_start();
     while (ticket < wave.tickets) {
       int next = ticket + workers;
       if constexpr (kSplit == 1) {
@@ -158,8 +167,13 @@ struct W4A16Mma {
         }
         if (count > 0) {
           wait(empty(cursor.stage), cursor.phase ^ 1);
-          if (k == begin) announce(record(cursor), panel, piece.half, count, id);
-          fill(cursor.stage, k, count, weight, row, ticket < swept ? kEvictNormal : kEvictFirst);
+          if (ahead == 0) {
+            if (k == begin) announce(record(cursor), panel, piece.half, count, id);
+            fill_weights(cursor.stage, k, count, weight, ticket < swept ? kEvictNormal : kEvictFirst);
+          } else {
+            --ahead;
+          }
+          fill_rows(cursor.stage, k, count, row);
           cursor.advance();
         }
       }
@@ -182,21 +196,37 @@ struct W4A16Mma {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void fill(int stage, int k, int count, const uint8_t* weight, const __nv_bfloat16* row,
-                                       uint64_t hint) {
+  __device__ __forceinline__ static int depth_of(int k) {
+    return Config::kK % (kStageBlocks * 64) == 0 ? kStageBlocks * 64 : min(kStageBlocks * 64, Config::kK - k * kStageBlocks * 64);
+  }
+
+  // Weights of a stage, with all that its barrier is to count.
+  __device__ __forceinline__ void fill_weights(int stage, int k, int count, const uint8_t* weight, uint64_t hint) {
     const int blocks = kBlocks % kStageBlocks == 0 ? kStageBlocks : min(kStageBlocks, kBlocks - k * kStageBlocks);
-    const int depth = Config::kK % (kStageBlocks * 64) == 0 ? kStageBlocks * 64 : min(kStageBlocks * 64, Config::kK - k * kStageBlocks * 64);
-    uint8_t* memory = stage_memory(stage);
-    uint64_t* barrier = full(stage);
     if (lane == 0) {
-      Barrier::arrive_and_expect_tx(barrier, kPanels * blocks * kBlockBytes + count * depth * 2);
+      Barrier::arrive_and_expect_tx(full(stage), kPanels * blocks * kBlockBytes + count * depth_of(k) * 2);
       for (int i = 0; i < kPanels; ++i)
-        bulk_copy(memory + i * kStageBlocks * kBlockBytes, weight + (int64_t(i) * kBlocks + k * kStageBlocks) * kBlockBytes,
-                  blocks * kBlockBytes, barrier, hint);
+        bulk_copy(stage_memory(stage) + i * kStageBlocks * kBlockBytes, weight + (int64_t(i) * kBlocks + k * kStageBlocks) * kBlockBytes,
+                  blocks * kBlockBytes, full(stage), hint);
     }
     __syncwarp();
+  }
+
+  __device__ __forceinline__ void fill_rows(int stage, int k, int count, const __nv_bfloat16* row) {
     if (lane < count)
-      bulk_copy(memory + kWeightBytes + lane * kRowPitch, row + k * kStageBlocks * 64, depth * 2, barrier, kEvictLast);
+      bulk_copy(stage_memory(stage) + kWeightBytes + lane * kRowPitch, row + k * kStageBlocks * 64, depth_of(k) * 2, full(stage), kEvictLast);
+  }
+
+  // Weights of the first tile's first stages, as many as the ring has: no launch writes them. Returns how many.
+  __device__ __forceinline__ int start_early(const Params& p, const LastWave::Piece& piece, int count, const typename Rows::Tile& rows,
+                                             uint64_t hint) {
+    if (count == 0) return 0;
+    const int panel = piece.tile % kTilesN * kPanels, begin = first_stage(rank());
+    const uint8_t* weight = p.weight + (int64_t(rows.expert) * kRowPanels + panel) * kBlocks * kBlockBytes;
+    const int stages = min(first_stage(rank() + 1) - begin, kStages);
+    announce(record(Cursor()), panel, piece.half, count, rows.id);
+    for (int i = 0; i < stages; ++i) fill_weights(i, begin + i, count, weight, hint);
+    return stages;
   }
 
   // ---------------------------------------------------------------- consumers
@@ -402,7 +432,10 @@ struct W4A16Mma {
   __device__ __forceinline__ void run(const Params& p) {
     typename Rows::Early early = {};
     const int ticket = blockIdx.x / kSplit;
-    if (warp == kWarps) early = Rows::read_early(p.routing, lane, ticket / kTilesN, ticket / 2 / kTilesN);
+    if (warp == kWarps) {
+      if (!p.routed_before) wait_for_previous();
+      early = Rows::read_early(p.routing, lane, ticket / kTilesN, ticket / 2 / kTilesN);
+    }
     if (warp == 0) *reinterpret_cast<int*>(shared + kZeroRowAt + lane * 4) = 0;
     if (warp == kWarps + 1 && lane == 0) {
       for (int i = 0; i < kStages; ++i) {
