@@ -1,4 +1,4 @@
-"""Stand-ins for packages that serve HTTP, parse prompts or decode images: vLLM imports them, and no MoE layer calls them.
+"""Stand-ins for packages that serve HTTP, read models' files or prompts, or decode images: vLLM imports them, no MoE layer calls them.
 
 Only those that are not installed are stood in for. A stand-in gives an inert class for any name, good to inherit from, to annotate
 with and to decorate with. A package that is neither installed nor listed stays an ``ImportError``.
@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from types import ModuleType
 
 NAMES = frozenset(
-    "aiohttp anthropic blake3 cachetools cbor2 cloudpickle cpuinfo cv2 depyf diskcache einops fastapi flashinfer gguf ijson jsonschema "
-    "lark llguidance lmformatenforcer mcp mistral_common model_hosting_container_standards msgspec ninja numba nvtx openai openai_harmony "
-    "opentelemetry orjson outlines_core partial_json_parser prometheus_client psutil pybase64 pynvml pythonjsonlogger quack "
-    "requests sentencepiece setproctitle starlette tiktoken tilelang tvm_ffi urllib3 uvloop watchfiles xgrammar zmq".split()
+    "aiohttp anthropic blake3 cachetools cbor2 cloudpickle cpuinfo cv2 depyf diskcache einops fastapi flashinfer gguf "
+    "huggingface_hub ijson jsonschema lark llguidance lmformatenforcer mcp mistral_common model_hosting_container_standards msgspec "
+    "ninja numba nvtx openai openai_harmony opentelemetry orjson outlines_core partial_json_parser PIL prometheus_client psutil "
+    "pybase64 pynvml pythonjsonlogger quack regex requests sentencepiece setproctitle starlette tiktoken tilelang tokenizers tqdm "
+    "transformers tvm_ffi urllib3 uvloop watchfiles xgrammar yaml zmq".split()
 )
 
 
@@ -63,13 +64,15 @@ def inert(name: str) -> type:
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """The last finder, for the packages of ``names`` and their submodules."""
+    """The last finder, for the packages of ``names``, whole: a module that an installed package lacks stays missing."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self.names = names
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self.names else None
+        package = name.partition(".")[0]
+        ours = package in self.names and (name == package or sys.modules[package].__spec__.loader is self)
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if ours else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         module = ModuleType(spec.name)

@@ -21,9 +21,8 @@ class Engine:
     def __init__(self, tree: Path, device: str = "cpu") -> None:
         sys.path.insert(0, str(tree))
         absent.install()
-        if device == "cpu":
-            # The compiled operators that importing vLLM looks for; those that layers use are in stand_ins.
-            sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("vllm._C_stable_libtorch")
+        # The compiled operators that importing vLLM looks for; those that layers use are in stand_ins.
+        sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("vllm._C_stable_libtorch")
         import vllm.platforms as platforms
         from vllm.platforms.interface import DeviceCapability, PlatformEnum, UnspecifiedPlatform
 
@@ -47,6 +46,7 @@ class Engine:
                 return capability == 90
 
         platforms._current_platform = platform = Hopper()
+        _tell_humming_the_device()
         if device == "cpu":
             _pretend_gpu()
 
@@ -130,8 +130,9 @@ class Layer(torch.nn.Module):
         return self.method.experts_cls.__name__
 
 
-def _pretend_gpu() -> None:
-    """What is asked of a GPU where none is: its architecture by Humming's schemas, to be the current one, to give memory back."""
+def _tell_humming_the_device() -> None:
+    """The architecture, which Humming's schemas ask of an extension that is compiled code."""
+
     class Info:
         sm_version, sm_major, sm_minor, sm_count, is_ppu, name, index = 90, 9, 0, SMS, False, "NVIDIA H200", 0
 
@@ -141,5 +142,9 @@ def _pretend_gpu() -> None:
         from humming.device import DeviceInfo
 
         DeviceInfo._get_value = lambda self: Info
+
+
+def _pretend_gpu() -> None:
+    """What torch is asked where there is no GPU: to make one current, to give memory back."""
     torch.cuda.device = lambda index: contextlib.nullcontext()
     torch.accelerator.empty_cache = lambda: None

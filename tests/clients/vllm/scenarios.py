@@ -1,18 +1,12 @@
-"""What vLLM does with a layer of ours, in a process of its own: ``python scenarios.py TREE RESULT``. One function a scenario.
-
-RESULT is JSON: the scenario's name to "" or its traceback. The reference backend computes, so no GPU is needed.
+"""What vLLM does with a layer of ours, one function a scenario. They run in a process of their own (``run``), on the CPU over the
+reference backend, or on a GPU over the kernels.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import os
-import sys
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from unittest import mock
 
 import torch
@@ -24,30 +18,30 @@ EXPERTS, LOCAL, HIDDEN, NEURONS, TOP_K = 16, 4, 256, 128, 4
 SHAPE = {"experts": EXPERTS, "hidden": HIDDEN, "neurons": NEURONS, "top_k": TOP_K}
 
 
-def share() -> torch.Tensor:
+def share(engine: Engine) -> torch.Tensor:
     """The local experts of a rank that has four of sixteen, not in their order."""
     expert_map = torch.full((EXPERTS,), -1, dtype=torch.int32)
     expert_map[[3, 9, 4, 14]] = torch.arange(LOCAL, dtype=torch.int32)
-    return expert_map
+    return expert_map.to(engine.device)
 
 
 def loaded(engine: Engine, config: object, expert_map: torch.Tensor | None = None, seed: int = 0) -> tuple[Layer, Weights]:
-    weights = Weights.random(config.num_local_experts, HIDDEN, NEURONS, seed=seed)
+    weights = Weights.random(config.num_local_experts, HIDDEN, NEURONS, device=engine.device, seed=seed)
     layer = engine.layer(config, expert_map=expert_map)
     layer.load(weights.codes, weights.scales)
     return layer, weights
 
 
-def run(layer: Layer, step: Step) -> torch.Tensor:
+def apply(layer: Layer, step: Step) -> torch.Tensor:
     return layer.method.apply(layer, step.x, step.weights, step.ids, None, None)
 
 
-def steps(tokens: tuple[int, ...], dtype: torch.dtype = torch.int32) -> list[Step]:
+def steps(engine: Engine, tokens: tuple[int, ...], dtype: torch.dtype = torch.int32) -> list[Step]:
     """Random steps, and for each a copy with ids that go nowhere and all ids of a token on one expert."""
     found = []
     for count in tokens:
-        found.append(Step.random(count, HIDDEN, EXPERTS, TOP_K, dtype=dtype, seed=count))
-        odd = Step.random(count, HIDDEN, EXPERTS, TOP_K, dtype=dtype, seed=count + 1)
+        found.append(Step.random(count, HIDDEN, EXPERTS, TOP_K, dtype=dtype, device=engine.device, seed=count))
+        odd = Step.random(count, HIDDEN, EXPERTS, TOP_K, dtype=dtype, device=engine.device, seed=count + 1)
         odd.ids[::3, 1] = -1
         odd.ids[1::3] = 3
         found.append(odd)
@@ -77,37 +71,37 @@ def conversion(engine: Engine) -> None:
     for name, config in layer.humming_configs.items():
         assert isinstance(config, ServedLayer) and (config.pad_shape_n, config.pad_shape_k) == (0, 0)
         codes, scales = unpack_w4a16(config.packed(getattr(layer, f"{name}_weight")))
-        words = (codes.view(*codes.shape[:2], -1, 8).long() << torch.arange(0, 32, 4)).sum(-1)
+        words = (codes.view(*codes.shape[:2], -1, 8).long() << torch.arange(0, 32, 4, device=codes.device)).sum(-1)
         assert torch.equal(words.int(), weights.codes[name]) and torch.equal(scales, weights.scales[name])
 
 
 def tp_indexed(engine: Engine) -> None:
     layer, weights = loaded(engine, engine.moe_config(**SHAPE, local=EXPERTS))
     assert layer.chosen == "HummingIndexedExperts"
-    for step in [*steps((1, 7, 32, 200)), *steps((5,), torch.int64)]:
-        check(run(layer, step), step.exact(weights))
+    for step in [*steps(engine, (1, 7, 32, 200)), *steps(engine, (5,), torch.int64)]:
+        check(apply(layer, step), step.exact(weights))
 
 
 def ep_grouped(engine: Engine) -> None:
-    layer, weights = loaded(engine, engine.moe_config(**SHAPE, local=LOCAL, ep=4), share())
+    layer, weights = loaded(engine, engine.moe_config(**SHAPE, local=LOCAL, ep=4), share(engine))
     assert layer.chosen == "HummingGroupedExperts"
-    for step in steps((1, 7, 32, 200)):
-        check(run(layer, step), step.exact(weights, share()))
+    for step in steps(engine, (1, 7, 32, 200)):
+        check(apply(layer, step), step.exact(weights, share(engine)))
 
 
 def ep_indexed(engine: Engine) -> None:
     """With an expert map, above and below the size from which vLLM scatters the activated rows."""
     with mock.patch.dict(os.environ, VLLM_HUMMING_MOE_GEMM_TYPE="indexed"):
-        layer, weights = loaded(engine, engine.moe_config(**SHAPE, local=LOCAL, ep=4), share())
+        layer, weights = loaded(engine, engine.moe_config(**SHAPE, local=LOCAL, ep=4), share(engine))
         assert layer.chosen == "HummingIndexedExperts"
-        for step in steps((1, 7, 66, 67, 200)):
+        for step in steps(engine, (1, 7, 66, 67, 200)):
             # Tokens of none of this rank's experts come out as vLLM's own combination leaves them: zero.
-            check(run(layer, step), step.exact(weights, share()))
+            check(apply(layer, step), step.exact(weights, share(engine)))
 
 
 def ll_masked(engine: Engine) -> None:
     """Rows as low-latency dispatch leaves them: each expert's first ones count, the others are stale."""
-    capacity, counts = 12, torch.tensor([0, 12, 5, 1], dtype=torch.int32)
+    capacity, counts = 12, torch.tensor([0, 12, 5, 1], dtype=torch.int32, device=engine.device)
     config = engine.moe_config(**SHAPE, local=LOCAL, ep=4, all2all="deepep_low_latency")
     with mock.patch.dict(os.environ, VLLM_HUMMING_MOE_GEMM_TYPE="grouped_masked"):
         # Dispatch and combination are DeepEP's: the experts alone are vLLM's part of this layer.
@@ -117,16 +111,16 @@ def ll_masked(engine: Engine) -> None:
         experts = layer.method.experts_cls(
             moe_config=config, quant_config=layer.method.get_fused_moe_quant_config(layer), max_num_tokens=capacity // 4, num_dispatchers=4
         )
-        x = torch.randn(LOCAL, capacity, HIDDEN).bfloat16()
+        x = torch.randn(LOCAL, capacity, HIDDEN).bfloat16().to(engine.device)
         for expert, count in enumerate(counts.tolist()):
             x[expert, count:] = torch.nan
-        ids = torch.zeros(3, TOP_K, dtype=torch.int64)
+        ids = torch.zeros(3, TOP_K, dtype=torch.int64, device=engine.device)
         first, second, shape = experts._workspace_shapes(capacity, TOP_K, config.activation)
-        out = torch.full(shape, torch.nan, dtype=torch.bfloat16)
-        spaces = [torch.full(size, torch.nan, dtype=torch.bfloat16) for size in (first, second)]
+        out = torch.full(shape, torch.nan, dtype=torch.bfloat16, device=engine.device)
+        spaces = [torch.full(size, torch.nan, dtype=torch.bfloat16, device=engine.device) for size in (first, second)]
         meta = engine.kernel.ExpertTokensMetadata(expert_num_tokens=counts, expert_num_tokens_cpu=None)
         experts.apply(
-            out, x, layer.w13_weight, layer.w2_weight, torch.ones(3, TOP_K), ids, config.activation, EXPERTS, None, None, None, *spaces,
+            out, x, layer.w13_weight, layer.w2_weight, ids.float(), ids, config.activation, EXPERTS, None, None, None, *spaces,
             meta, False,
         )  # fmt: skip
         for expert, count in enumerate(counts.tolist()):
@@ -137,16 +131,16 @@ def ll_masked(engine: Engine) -> None:
 def stale_workspaces(engine: Engine) -> None:
     """What an earlier step left in the workspaces, NaN here, reaches no result."""
     for config, expert_map in (
-        (engine.moe_config(**SHAPE, local=EXPERTS), None), (engine.moe_config(**SHAPE, local=LOCAL, ep=4), share()),
+        (engine.moe_config(**SHAPE, local=EXPERTS), None), (engine.moe_config(**SHAPE, local=LOCAL, ep=4), share(engine)),
     ):  # fmt: skip
         layer, weights = loaded(engine, config, expert_map)
-        for step in steps((33,)):
-            run(layer, step)
+        for step in steps(engine, (33,)):
+            apply(layer, step)
             from vllm.v1.worker.workspace import current_workspace_manager
 
             for space in current_workspace_manager().get_simultaneous(((1 << 16,), torch.bfloat16), ((1 << 16,), torch.bfloat16)):
                 space.fill_(torch.nan)
-            check(run(layer, step), step.exact(weights, expert_map))
+            check(apply(layer, step), step.exact(weights, expert_map))
 
 
 def no_tokens(engine: Engine) -> None:
@@ -154,13 +148,15 @@ def no_tokens(engine: Engine) -> None:
     import vllm.utils.humming as facade
 
     layer, _ = loaded(engine, engine.moe_config(**SHAPE, local=EXPERTS))
-    assert run(layer, Step.random(0, HIDDEN, EXPERTS, TOP_K)).shape == (0, HIDDEN)
-    config, out = layer.humming_configs["w13"], torch.empty(0, 2 * NEURONS, dtype=torch.bfloat16)
-    x, none = torch.empty(0, HIDDEN, dtype=torch.bfloat16), torch.empty(0, dtype=torch.int32)
+    assert apply(layer, Step.random(0, HIDDEN, EXPERTS, TOP_K, device=engine.device)).shape == (0, HIDDEN)
+    config, device = layer.humming_configs["w13"], engine.device
+    out, x = (torch.empty(0, width, dtype=torch.bfloat16, device=device) for width in (2 * NEURONS, HIDDEN))
+    none, zero = (torch.zeros(size, dtype=torch.int32, device=device) for size in (0, 1))
     layouts = (
-        {"sorted_ids": none, "expert_ids": none, "num_tokens_padded": torch.zeros(1, dtype=torch.int32), "top_k": TOP_K},
-        {"expert_layout": torch.zeros(EXPERTS + 1, dtype=torch.int64)}, {"expert_layout": torch.zeros(EXPERTS, dtype=torch.int32)},
-    )  # fmt: skip
+        {"sorted_ids": none, "expert_ids": none, "num_tokens_padded": zero, "top_k": TOP_K},
+        {"expert_layout": torch.zeros(EXPERTS + 1, dtype=torch.int64, device=device)},
+        {"expert_layout": torch.zeros(EXPERTS, dtype=torch.int32, device=device)},
+    )
     for layout in layouts:
         assert facade.humming_forward(config, x, layer.w13_weight, outputs=out, valid_shape_m=0, **layout) is out
 
@@ -176,24 +172,23 @@ def one_block_size(engine: Engine) -> None:
     calls = []
     align = engine.experts.moe_align_block_size
     with mock.patch.object(engine.experts, "moe_align_block_size", lambda **options: calls.append(options) or align(**options)):
-        run(layer, steps((9,))[0])
+        apply(layer, steps(engine, (9,))[0])
     assert len(calls) == 1
 
 
 def second_load(engine: Engine) -> None:
     """Weights that are loaded again over a live layer are the ones that count, and old ones go."""
     layer, first = loaded(engine, engine.moe_config(**SHAPE, local=EXPERTS))
-    step = steps((20,))[0]
-    check(run(layer, step), step.exact(first))
-    second = Weights.random(EXPERTS, HIDDEN, NEURONS, seed=1)
+    step = steps(engine, (20,))[0]
+    check(apply(layer, step), step.exact(first))
+    second = Weights.random(EXPERTS, HIDDEN, NEURONS, device=engine.device, seed=1)
     layer.load(second.codes, second.scales)
-    check(run(layer, step), step.exact(second))
+    check(apply(layer, step), step.exact(second))
     # vLLM's own reload copies new bytes into parameters whose addresses CUDA graphs know.
-    third, other = Weights.random(EXPERTS, HIDDEN, NEURONS, seed=2), engine.layer(engine.moe_config(**SHAPE, local=EXPERTS))
-    other.load(third.codes, third.scales)
+    other, third = loaded(engine, engine.moe_config(**SHAPE, local=EXPERTS), seed=2)
     for name in ("w13_weight", "w2_weight"):
         getattr(layer, name).data.copy_(getattr(other, name).data)
-    check(run(layer, step), step.exact(third))
+    check(apply(layer, step), step.exact(third))
 
 
 def other_activation(engine: Engine) -> None:
@@ -205,7 +200,7 @@ def other_activation(engine: Engine) -> None:
 
     layer, _ = loaded(engine, engine.moe_config(**SHAPE, local=EXPERTS, activation="GELU"))
     try:
-        run(layer, steps((3,))[0])
+        apply(layer, steps(engine, (3,))[0])
     except InputError as error:
         assert "CHORD_VLLM=0" in str(error) and "erff" in str(error)
     else:
@@ -229,7 +224,8 @@ def declined(engine: Engine) -> None:
         asked.update(shape=(shape_n, shape_k), schema=weight_schema, experts=num_experts)
         raise StopIteration
 
-    layer, weights = engine.layer(engine.moe_config(**SHAPE, local=EXPERTS), group=64), Weights.random(EXPERTS, HIDDEN, NEURONS, group=64)
+    layer = engine.layer(engine.moe_config(**SHAPE, local=EXPERTS), group=64)
+    weights = Weights.random(EXPERTS, HIDDEN, NEURONS, group=64, device=engine.device)
     # Humming's own conversion and preparation run kernels of its: they are replaced below the overlay.
     with (
         mock.patch.object(facade, name, overlay._OVERLAID[name](facade, prepare)),
@@ -248,24 +244,3 @@ SCENARIOS: dict[str, Callable[[Engine], None]] = {
         other_activation, declined,
     )
 }  # fmt: skip
-
-
-def main(tree: str, result: str) -> None:
-    logging.basicConfig(level=logging.INFO)
-    engine = Engine(Path(tree))
-    from vllm.v1.worker.workspace import init_workspace_manager
-
-    init_workspace_manager(torch.device("cpu"), num_ubatches=1)
-    outcome = {}
-    for name, scenario in SCENARIOS.items():
-        torch.manual_seed(0)
-        try:
-            scenario(engine)
-            outcome[name] = ""
-        except Exception:
-            outcome[name] = traceback.format_exc()
-    Path(result).write_text(json.dumps(outcome))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,7 +1,8 @@
 """vLLM's and Humming's Python files, fetched once by pip into the user's cache, and never installed.
 
 ``CHORD_VLLM_TREE`` names a folder that holds ``vllm/`` and ``humming/`` already, for machines without a network; ``none`` skips the tests.
-``CHORD_VLLM_VERSION`` names another release of those below. Compiled code is left in the wheels: the files are 13 MB as a zip.
+``CHORD_VLLM_VERSION`` names another release of those below. Compiled code is left in the wheels. For a machine without a network:
+``python -m tests.clients.vllm.trees vllm.zip`` here, ``python -m zipfile -e vllm.zip FOLDER`` there.
 """
 
 from __future__ import annotations
@@ -25,18 +26,27 @@ SKIPPED = GIVEN.lower() == "none"
 _SECONDS = 480
 
 
+def there() -> bool:
+    """Whether ``tree`` would fetch nothing."""
+    return not SKIPPED and (bool(GIVEN) or _kept().is_dir())
+
+
 def tree() -> Path:
     """The folder of the files, complete. A fetch that fails raises what pip said."""
     if GIVEN:
         if not (Path(GIVEN) / "vllm" / "version.py").is_file() or not (Path(GIVEN) / "humming" / "schema").is_dir():
-            raise FileNotFoundError(f"CHORD_VLLM_TREE={GIVEN} holds no vllm/ and humming/: unpack tools/vllm_tree.py's zip there")
+            raise FileNotFoundError(f"CHORD_VLLM_TREE={GIVEN} holds no vllm/ and humming/: unpack a zip of tests.clients.vllm.trees there")
         return Path(GIVEN)
-    folder = user_cache_path("chord_jit") / "test-clients" / f"vllm-{VERSION}"
+    folder = _kept()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
             fetch(folder)
     return folder
+
+
+def _kept() -> Path:
+    return user_cache_path("chord_jit") / "test-clients" / f"vllm-{VERSION}"
 
 
 def fetch(folder: Path) -> None:
@@ -52,3 +62,16 @@ def fetch(folder: Path) -> None:
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(files, [name for name in archive.namelist() if name.endswith(".py") or ".dist-info/" in name])
         shutil.move(files, folder)
+
+
+def main(target: str) -> None:
+    """Writes the files to a zip, compressed as far as it goes."""
+    files = tree()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for path in sorted(path for path in files.rglob("*") if path.suffix == ".py" or path.name == "METADATA"):
+            archive.write(path, path.relative_to(files))
+    print(f"{target}: {Path(target).stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

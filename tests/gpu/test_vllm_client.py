@@ -1,0 +1,23 @@
+"""vLLM's own Python classes over the plugin and the kernels; stand-ins in torch for vLLM's compiled operators (``clients.vllm.stand_ins``).
+
+Needs vLLM's and Humming's Python files: named by ``CHORD_VLLM_TREE``, or fetched before into the user's cache. Nothing is fetched here.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.clients.vllm import on_gpu, scenarios, trees
+from tests.clients.vllm.run import in_child
+
+pytestmark = pytest.mark.skipif(not trees.there(), reason="vLLM's Python files are not here: CHORD_VLLM_TREE names them")
+
+
+@pytest.fixture(scope="module")
+def outcome(gpu, tmp_path_factory) -> dict[str, str]:
+    return in_child(trees.tree(), tmp_path_factory.mktemp("vllm"), str(gpu))
+
+
+@pytest.mark.parametrize("name", [*scenarios.SCENARIOS, *on_gpu.SCENARIOS])
+def test_scenario(outcome, name):
+    assert outcome[name] == "", outcome[name]
