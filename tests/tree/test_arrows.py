@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 #: Packages of the extras, and the heavy ones a process may never need: never imported at the top of a module.
-ONLY_WHERE_USED = {"compressed_tensors", "transformers", "matplotlib", "triton", "humming"}
+ONLY_WHERE_USED = {"compressed_tensors", "transformers", "vllm", "matplotlib", "triton", "humming"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -115,14 +115,18 @@ class Layer(torch.nn.Module):
         for name in [name for name, _ in self.named_parameters()]:
             delattr(self, name)
         config = self.moe_config
-        with torch.device(self.engine.device):
-            self.method.create_weights(
-                self, config.num_local_experts, config.hidden_dim, config.intermediate_size_per_partition, torch.bfloat16
-            )
-        for name in ("w13", "w2"):
-            getattr(self, f"{name}_weight_packed").data.copy_(codes[name])
-            getattr(self, f"{name}_weight_scale").data.copy_(scales[name])
-        self.method.process_weights_after_loading(self)
+        torch.set_default_dtype(torch.bfloat16)  # as vLLM's loader does
+        try:
+            with torch.device(self.engine.device):
+                self.method.create_weights(
+                    self, config.num_local_experts, config.hidden_dim, config.intermediate_size_per_partition, torch.bfloat16
+                )
+            for name in ("w13", "w2"):
+                getattr(self, f"{name}_weight_packed").data.copy_(codes[name])
+                getattr(self, f"{name}_weight_scale").data.copy_(scales[name])
+            self.method.process_weights_after_loading(self)
+        finally:
+            torch.set_default_dtype(torch.float32)
 
     @property
     def chosen(self) -> str:
