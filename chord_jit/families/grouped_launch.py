@@ -16,7 +16,8 @@ from chord_jit.schedules.schedule import Schedule
 
 #: chord::W4A16WgmmaParams: x descriptor, weight, out, ticket, joints, sums, layout; segments, rows, max_m, experts.
 WGMMA_PARAMS = struct.Struct(f"<{tensor_map.BYTES}s6Q4i")
-#: chord::W4A16MmaParams<GroupedParams>: x, weight, out, row_weights, ticket, layout; segments, rows, max_m, experts.
+#: chord::W4A16MmaParams<GroupedParams>: x, weight, out, row_weights, ticket, layout; segments, rows, max_m, experts,
+#: routed_before, reserved.
 MMA_PARAMS = struct.Struct("<6Q6i")
 
 #: ``bound(index, x, weight, out, layout, rows, segments, max_m)``: enqueue on the current stream of device ``index``, the

@@ -80,7 +80,7 @@ class IndexedFamily:
         self, x: torch.Tensor, weight: PackedW4A16, routing: IndexedRouting, *, swiglu: bool, topk_weights: torch.Tensor | None,
         expected_rows: float | None, checked: bool, out: torch.Tensor | None, routed_before: bool = False,
     ) -> torch.Tensor:
-        """See ``api.indexed``."""
+        """See ``api.indexed``. ``routed_before``: see ``indexed_launch.Bound``."""
         if not _fits(x, weight, routing, swiglu, topk_weights):
             refuse_call(x, weight, routing, swiglu, topk_weights)
             return host.indexed(

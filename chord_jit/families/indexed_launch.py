@@ -15,7 +15,7 @@ from chord_jit.schedules import legality, resident, wgmma
 from chord_jit.schedules.schedule import Schedule
 
 #: chord::W4A16MmaParams<IndexedParams>: x, weight, out, row_weights, ticket, sorted_ids, expert_ids, padded; id_capacity,
-#: block_capacity, routed_rows, top_k, experts, sub_blocks.
+#: block_capacity, routed_rows, top_k, experts, sub_blocks; routed_before, reserved.
 MMA_PARAMS = struct.Struct("<8Q8i")
 #: chord::W4A16WgmmaParams<GatheredActivations>: x, row_weights, weight, out, ticket, joints, sums, and from sorted_ids on the same.
 WGMMA_PARAMS = struct.Struct("<10Q6i")
@@ -23,9 +23,10 @@ WGMMA_PARAMS = struct.Struct("<10Q6i")
 #: chord::W4A16ResidentParams: x, row_weights, weight, out, ticket, and from sorted_ids on the same.
 RESIDENT_PARAMS = struct.Struct("<8Q6i")
 
-#: ``bound(index, x, weight, out, row_weights, place, rows, top_k)``: enqueue on the current stream of device ``index``, the
-#: current one. ``place``: of the routing; ``rows``: routed ones; the rest addresses and counts.
-Bound = Callable[[int, int, int, int, int, tuple, int, int], None]
+#: ``bound(index, x, weight, out, row_weights, place, rows, top_k, routed_before)``: enqueue on the current stream of device
+#: ``index``, the current one. ``place``: of the routing; ``rows``: routed ones; ``routed_before``: the routing was written before
+#: the launch before this one, so it may be read while that one still runs; the rest addresses and counts.
+Bound = Callable[[int, int, int, int, int, tuple, int, int, bool], None]
 
 _bound: dict[tuple[KernelSpec, int, int, int], Bound] = {}
 

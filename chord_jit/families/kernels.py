@@ -148,7 +148,7 @@ def bind(
 ) -> Launch:
     """The loaded kernel on device ``index`` over ``ctas`` CTAs, whole clusters of them, and no more clusters than run at once.
 
-    Prepares the device's slots, so that a launch under capture finds one.
+    ``early``: as ``Launch`` takes it. Prepares the device's slots, so that a launch under capture finds one.
     """
     kernel = engine.load(kernel_spec, index, shared_bytes)
     clusters = ctas // cluster

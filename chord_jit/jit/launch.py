@@ -36,19 +36,21 @@ def _configuration(grid: tuple[int, int, int], block: int, cluster: int, shared:
     config.hStream = driver.CUstream(0)
     attributes = []
     if cluster > 1:
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
-        attributes.append(attribute)
+        attributes.append(_attribute("CLUSTER_DIMENSION"))
+        dim = attributes[-1].value.clusterDim
+        dim.x, dim.y, dim.z = cluster, 1, 1
     if early:
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        attributes.append(attribute)
+        attributes.append(_attribute("PROGRAMMATIC_STREAM_SERIALIZATION"))
+        attributes[-1].value.programmaticStreamSerializationAllowed = 1
     if attributes:
-        config.attrs = attributes
-        config.numAttrs = len(attributes)
+        config.attrs, config.numAttrs = attributes, len(attributes)
     return config
+
+
+def _attribute(name: str) -> driver.CUlaunchAttribute:
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = getattr(driver.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+    return attribute
 
 
 def _adopt_context() -> None:
@@ -80,7 +82,8 @@ def resident_clusters(handle: int, block: int, cluster: int, shared: int) -> int
 class Launch:
     """A kernel bound to its grid, block, cluster and shared memory; calling it enqueues the kernel. ``ctas``: of the grid.
 
-    ``handle``: CUkernel as an int. ``params``: the layout of the kernel's one ``__grid_constant__`` struct, 8-byte
+    ``early``: the kernel may start while the launch before it on the stream still runs, and waits for it by itself
+    (``include/chord/grid.cuh``). ``handle``: CUkernel as an int. ``params``: the layout of the kernel's one ``__grid_constant__`` struct, 8-byte
     fields first so that C and ``struct`` agree without padding. The device of the stream must be torch's current one.
     """
 

@@ -6,9 +6,8 @@ are sticky), so no later launch meets a slot left half-counted; a launch that th
 
 Two launches that may overlap must not share a slot, hence the owners:
 
-- eager: one slot per (device, stream). Launches of one stream run one after the other. None of our launches carries the
-  programmatic-dependent-launch attribute and no kernel triggers its dependents early, so this holds for every
-  neighbour on the stream.
+- eager: one slot per (device, stream). Launches of one stream run one after the other; one that starts early (programmatic
+  dependent launch) takes its first ticket after ``wait_for_previous``, when the launches before it have ended.
 - captured: one slot per captured launch site, never reused. Replays of one executable graph are serialised by CUDA;
   instantiating one captured graph twice and replaying both at once is not supported.
 

@@ -20,7 +20,10 @@ _ROUTE_SHARED = 4 * 32 + MAX_EXPERTS * (12 + 2 * 32)
 
 @dataclass(frozen=True)
 class RowKernel:
-    """``config``: of the template; ``params``: layout of its parameter struct; ``ctas``: of its grid, 0 for ``per_sm`` an SM."""
+    """``config``: of the template; ``params``: layout of its parameter struct; ``ctas``: of its grid, 0 for ``per_sm`` an SM.
+
+    ``early``: as ``Launch`` takes it.
+    """
 
     stem: str
     config: tuple[tuple[str, int], ...]

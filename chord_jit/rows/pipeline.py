@@ -67,6 +67,7 @@ def _indexed(
     inner, outer = _workspace(weights, topk_ids.numel(), x.device)
     options = {"expected_rows": None, "checked": False}
     indexed.FAMILY.run(x, weights.gate_up, routing, swiglu=True, topk_weights=None, out=inner, **options)
+    # The launch before down's is gate/up's, which began after the routing was written.
     by_row = topk_weights.reshape(-1, 1)
     indexed.FAMILY.run(inner, weights.down, routing.for_down(), swiglu=False, topk_weights=by_row, out=outer, routed_before=True, **options)
     combine_rows(outer, rows, out, addend=addend)

@@ -23,7 +23,7 @@ H200 = device.target("sm_90a")
 _ROUTING = ("sorted_ids", "expert_ids", "padded", "id_capacity", "block_capacity", "routed_rows", "top_k", "experts", "sub_blocks")
 #: Each kernel's parameters by name, in their order.
 PARAMETERS = {
-    "w4a16_mma": (("x", "weight", "out", "row_weights", "ticket", *_ROUTING), MMA_PARAMS),
+    "w4a16_mma": (("x", "weight", "out", "row_weights", "ticket", *_ROUTING, "routed_before", "reserved"), MMA_PARAMS),
     "w4a16_wgmma": (("x", "row_weights", "weight", "out", "ticket", "joints", "sums", *_ROUTING), WGMMA_PARAMS),
     "w4a16_resident": (("x", "row_weights", "weight", "out", "ticket", *_ROUTING), RESIDENT_PARAMS),
 }

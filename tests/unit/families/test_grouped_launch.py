@@ -19,7 +19,8 @@ from tests.unit.families.fake_grouped import EXPERTS, LAYOUTS, MAX_M, ROWS, K, N
 from tests.unit.jit.fake_driver import FakeDriver
 
 WGMMA_NAMES = ("x", "weight", "out", "ticket", "joints", "sums", "layout", "segments", "rows", "max_m", "experts")
-MMA_NAMES = ("x", "weight", "out", "row_weights", "ticket", "layout", "segments", "rows", "max_m", "experts")
+_EARLY = ("routed_before", "reserved")
+MMA_NAMES = ("x", "weight", "out", "row_weights", "ticket", "layout", "segments", "rows", "max_m", "experts", *_EARLY)
 PARAMETERS = {"w4a16_wgmma": (WGMMA_NAMES, WGMMA_PARAMS), "w4a16_mma": (MMA_NAMES, MMA_PARAMS)}
 WHOLE, CUT = Schedule("w4a16_wgmma", 64, 128, 64, 4), Schedule("w4a16_wgmma", 64, 128, 64, 4, split=2)
 FEW, TWICE = Schedule("w4a16_mma", 16, 128, 512, 3), Schedule("w4a16_mma", 8, 128, 256, 3, ctas=2)
@@ -114,7 +115,7 @@ def test_what_w4a16_mma_is_told(rig, schedule):
     told = rig.run(prepare(problem(), schedule, 0), x)
     assert told == {
         "x": x.data_ptr(), "weight": 0xA1 << 32, "out": 0xA2 << 32, "row_weights": 0, "ticket": SLOT, "layout": 0xA3 << 32,
-        "segments": 55, "rows": ROWS, "max_m": 77, "experts": EXPERTS,
+        "segments": 55, "rows": ROWS, "max_m": 77, "experts": EXPERTS, "routed_before": 0, "reserved": 0,
     }  # fmt: skip
     assert rig.maps == rig.sums == []
 

@@ -56,9 +56,15 @@ def test_every_parameter_is_the_tensors_own(machine, family, call):
         "ticket": TICKET, "sorted_ids": routing.sorted_ids.data_ptr(), "expert_ids": routing.expert_ids.data_ptr(),
         "padded": routing.num_tokens_padded.data_ptr(), "id_capacity": routing.sorted_ids.numel(),
         "block_capacity": -(-routing.sorted_ids.numel() // 16), "routed_rows": 18, "top_k": 3, "experts": 8,
-        "sub_blocks": 16 // dict(machine.loads[0][0].config)["kBM"],
+        "sub_blocks": 16 // dict(machine.loads[0][0].config)["kBM"], "routed_before": 0, "reserved": 0,
     }  # fmt: skip
-    assert machine.driver.launches[0].stream == STREAM
+    assert machine.driver.launches[0].stream == STREAM and machine.driver.launches[0].early
+
+
+def test_a_call_says_whether_its_routing_may_be_read_early(machine, family, call):
+    for before in (False, True):
+        family.run(**call, routed_before=before)
+    assert [told["routed_before"] for told in machine.calls] == [0, 1]
 
 
 @pytest.mark.parametrize("schedule, sums", [(GATHERED, 0), (CUT, SUMS)], ids=str)

@@ -11,7 +11,7 @@ from cuda.bindings import driver
 
 @dataclass(frozen=True)
 class Seen:
-    """What one launch would have read. ``cluster``: 0 where the launch carries no attribute."""
+    """What one launch would have read. ``cluster``: 0 where the launch names none; ``early``: it may start before its turn."""
 
     function: int
     stream: int
@@ -19,6 +19,7 @@ class Seen:
     block: tuple[int, int, int]
     shared: int
     cluster: int
+    early: bool
     arguments: bytes
 
 
@@ -58,17 +59,17 @@ class FakeDriver:
         arguments = ctypes.string_at(ctypes.c_void_p.from_address(pointers).value, size) if pointers else b""
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
         block = (config.blockDimX, config.blockDimY, config.blockDimZ)
-        return Seen(int(function), int(config.hStream), grid, block, config.sharedMemBytes, _cluster(config), arguments)
+        return Seen(int(function), int(config.hStream), grid, block, config.sharedMemBytes, *_attributes(config), arguments)
 
 
-def _cluster(config) -> int:
-    attributes = config.attrs[: config.numAttrs]
-    if not attributes:
-        return 0
-    (attribute,) = attributes
-    if attribute.id != driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-        raise AssertionError(f"a launch carries {attribute.id}")
-    shape = attribute.value.clusterDim
-    if (shape.y, shape.z) != (1, 1):
+def _attributes(config) -> tuple[int, bool]:
+    """Cluster size and whether the launch may start early; any other attribute is an error."""
+    known, values = driver.CUlaunchAttributeID, {attribute.id: attribute.value for attribute in config.attrs[: config.numAttrs]}
+    cluster = values.pop(known.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, None)
+    early = values.pop(known.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, None)
+    if values:
+        raise AssertionError(f"a launch carries {list(values)}")
+    shape = cluster and cluster.clusterDim
+    if shape and (shape.y, shape.z) != (1, 1):
         raise AssertionError(f"a cluster of {shape.x}x{shape.y}x{shape.z}")
-    return shape.x
+    return shape.x if shape else 0, bool(early and early.programmaticStreamSerializationAllowed)

@@ -32,20 +32,27 @@ def fake(monkeypatch):
     return fake
 
 
-def new(cluster: int = 1) -> Launch:
-    return Launch(0xABC, GRID, 384, cluster, 169000, PARAMS)
+def new(cluster: int = 1, *, early: bool = False) -> Launch:
+    return Launch(0xABC, GRID, 384, cluster, 169000, PARAMS, early)
 
 
 @pytest.mark.parametrize("values", VALUES, ids=str)
 def test_the_driver_gets_the_struct_and_the_configuration(fake, values):
     new()(0x77, *values)
-    assert fake.launches == [Seen(0xABC, 0x77, GRID, (384, 1, 1), 169000, 0, PARAMS.pack(*values))]
+    assert fake.launches == [Seen(0xABC, 0x77, GRID, (384, 1, 1), 169000, 0, False, PARAMS.pack(*values))]
 
 
 @pytest.mark.parametrize("cluster, seen", [(1, 0), (2, 2), (8, 8)])
 def test_v40_a_cluster_is_an_attribute_of_the_launch(fake, cluster, seen):
     new(cluster)(0, *VALUES[0])
     assert fake.launches[0].cluster == seen
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_an_early_start_is_another_attribute(fake, cluster):
+    for early in (False, True):
+        new(cluster, early=early)(0, *VALUES[0])
+    assert [(seen.early, seen.cluster > 1) for seen in fake.launches] == [(False, cluster > 1), (True, cluster > 1)]
 
 
 def test_v42_each_call_writes_its_own_values_and_stream(fake):
@@ -161,7 +168,7 @@ def test_what_does_not_fit_the_struct_never_reaches_the_driver(fake, values):
 def test_resident_clusters_asks_for_the_cluster_that_will_be_launched(fake):
     fake.clusters = 41
     assert resident_clusters(0xABC, 384, 3, 150000) == 41
-    assert fake.queries == [(0xABC, Seen(0xABC, 0, (3, 1, 1), (384, 1, 1), 150000, 3, b""))]
+    assert fake.queries == [(0xABC, Seen(0xABC, 0, (3, 1, 1), (384, 1, 1), 150000, 3, False, b""))]
 
 
 @pytest.mark.parametrize("status, clusters", [("CUDA_ERROR_INVALID_CLUSTER_SIZE", 0), ("CUDA_SUCCESS", 0), ("CUDA_ERROR_INVALID_VALUE", 5)])

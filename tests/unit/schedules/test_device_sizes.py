@@ -26,7 +26,8 @@ POINTERS = {
     "x": "__nv_bfloat16", "weight": "uint8_t", "out": "__nv_bfloat16", "row_weights": "float", "ticket": "unsigned",
     "routing.sorted_ids": "int", "routing.expert_ids": "int", "routing.padded": "int",
 }  # fmt: skip
-NUMBERS = ("id_capacity", "block_capacity", "routed_rows", "top_k", "experts", "sub_blocks")
+_OF_ROUTING = ("id_capacity", "block_capacity", "routed_rows", "top_k", "experts", "sub_blocks")
+NUMBERS = (*(f"routing.{name}" for name in _OF_ROUTING), "routed_before", "reserved")
 SIZES = {
     "kWarps": "warps", "kThreads": "threads", "kRowPanels": "row_panels", "kBlocks": "k_blocks", "kTileStages": "tile_stages",
     "kSharedBytes": "shared_bytes",
@@ -78,5 +79,4 @@ def test_an_odd_schedule_builds_whole(one):
 
 def test_the_parameter_struct_is_packed_as_the_kernel_reads_it():
     assert MMA_PARAMS.format == f"<{len(POINTERS)}Q{len(NUMBERS)}i"
-    numbers = [f"routing.{name}" for name in NUMBERS]
-    compile_asserts("w4a16_mma", order_asserts("chord::W4A16MmaParams<chord::IndexedParams>", POINTERS, numbers, MMA_PARAMS.size))
+    compile_asserts("w4a16_mma", order_asserts("chord::W4A16MmaParams<chord::IndexedParams>", POINTERS, NUMBERS, MMA_PARAMS.size))

@@ -119,7 +119,7 @@ def test_a_host_that_counts_otherwise_does_not_compile(name, step):
 
 
 def test_the_parameter_structs_are_packed_as_the_kernels_read_them():
-    assert WGMMA_PARAMS.format == f"<{tensor_map.BYTES}s{len(WGMMA_POINTERS)}Q{len(NUMBERS)}i" and MMA_PARAMS.format == "<6Q4i"
+    assert WGMMA_PARAMS.format == f"<{tensor_map.BYTES}s{len(WGMMA_POINTERS)}Q{len(NUMBERS)}i" and MMA_PARAMS.format == "<6Q6i"
     numbers = [f"rows.{name}" for name in NUMBERS]
     struct = "chord::W4A16WgmmaParams<chord::BoxedActivations>"
     lines = order_asserts(struct, WGMMA_POINTERS, numbers, WGMMA_PARAMS.size, head="{}, ")
@@ -128,4 +128,4 @@ def test_the_parameter_structs_are_packed_as_the_kernels_read_them():
     compile_asserts("w4a16_wgmma", [*lines, f"static_assert(sizeof(cute::TmaDescriptor) == {tensor_map.BYTES});"])
     compile_asserts("w4a16_wgmma", order_asserts(struct_gathered, GATHERED_POINTERS, gathered, GATHERED_PARAMS.size))
     struct, numbers = "chord::W4A16MmaParams<chord::GroupedParams>", [f"routing.{name}" for name in NUMBERS]
-    compile_asserts("w4a16_mma", order_asserts(struct, MMA_POINTERS, numbers, MMA_PARAMS.size))
+    compile_asserts("w4a16_mma", order_asserts(struct, MMA_POINTERS, [*numbers, "routed_before", "reserved"], MMA_PARAMS.size))
