@@ -48,7 +48,9 @@ def _mma(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, index: i
     launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, ctas, schedule.split, MMA_PARAMS, True)
     experts = problem.experts
 
-    def enqueue(index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, routed_before: bool) -> None:
+    def enqueue(
+        index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, routed_before: bool
+    ) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
         slot = slots.address(index, stream)
         launch(stream, x, weight, out, row_weights, slot, *place[1:], rows, top_k, experts, sub_blocks, routed_before, 0)
@@ -62,7 +64,9 @@ def _wgmma(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, index:
     experts = problem.experts
     sums_bytes = sizes.sums_bytes * launch.ctas if schedule.split == 2 else 0
 
-    def enqueue(index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, routed_before: bool) -> None:
+    def enqueue(
+        index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, routed_before: bool
+    ) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
         slot = slots.address(index, stream)
         sums = scratch.address(index, stream, sums_bytes) if sums_bytes else 0
@@ -77,7 +81,9 @@ def _resident(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, ind
     launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, problem.facts.sms, 1, RESIDENT_PARAMS)
     experts = problem.experts
 
-    def enqueue(index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, routed_before: bool) -> None:
+    def enqueue(
+        index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, routed_before: bool
+    ) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
         slot = slots.address(index, stream)
         launch(stream, x, row_weights, weight, out, slot, *place[1:], rows, top_k, experts, sub_blocks)

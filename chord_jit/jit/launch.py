@@ -83,8 +83,9 @@ class Launch:
     """A kernel bound to its grid, block, cluster and shared memory; calling it enqueues the kernel. ``ctas``: of the grid.
 
     ``early``: the kernel may start while the launch before it on the stream still runs, and waits for it by itself
-    (``include/chord/grid.cuh``). ``handle``: CUkernel as an int. ``params``: the layout of the kernel's one ``__grid_constant__`` struct, 8-byte
-    fields first so that C and ``struct`` agree without padding. The device of the stream must be torch's current one.
+    (``include/chord/grid.cuh``). ``handle``: CUkernel as an int. ``params``: the layout of the kernel's one
+    ``__grid_constant__`` struct, 8-byte fields first so that C and ``struct`` agree without padding. The device of the stream
+    must be torch's current one.
     """
 
     def __init__(
