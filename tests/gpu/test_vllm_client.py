@@ -1,6 +1,6 @@
 """vLLM's own Python classes over the plugin and the kernels; stand-ins in torch for vLLM's compiled operators (``clients.vllm.stand_ins``).
 
-Needs vLLM's and Humming's Python files: named by ``CHORD_VLLM_TREE``, or fetched before into the user's cache. Nothing is fetched here.
+Needs vLLM's and Humming's Python files: named by ``TEST_VLLM_TREE``, or fetched before into the user's cache. Nothing is fetched here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 from tests.clients.vllm import on_gpu, scenarios, trees
 from tests.clients.vllm.run import in_child
 
-pytestmark = pytest.mark.skipif(not trees.there(), reason="vLLM's Python files are not here: CHORD_VLLM_TREE names them")
+pytestmark = pytest.mark.skipif(not trees.there(), reason="vLLM's Python files are not here: TEST_VLLM_TREE names them")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tests.clients.vllm import trees
 from tests.clients.vllm.run import in_child
 from tests.clients.vllm.scenarios import SCENARIOS
 
-pytestmark = pytest.mark.skipif(trees.SKIPPED, reason="CHORD_VLLM_TREE=none")
+pytestmark = pytest.mark.skipif(trees.SKIPPED, reason="TEST_VLLM_TREE=none")
 
 
 @pytest.fixture(scope="module")

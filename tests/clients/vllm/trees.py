@@ -1,7 +1,7 @@
 """vLLM's and Humming's Python files, fetched once by pip into the user's cache, and never installed.
 
-``CHORD_VLLM_TREE`` names a folder that holds ``vllm/`` and ``humming/`` already, for machines without a network; ``none`` skips the tests.
-``CHORD_VLLM_VERSION`` names another release of those below. Compiled code is left in the wheels. For a machine without a network:
+``TEST_VLLM_TREE`` names a folder that holds ``vllm/`` and ``humming/`` already, for machines without a network; ``none`` skips the tests.
+``TEST_VLLM_VERSION`` names another release of those below. Compiled code is left in the wheels. For a machine without a network:
 ``python -m tests.clients.vllm.trees vllm.zip`` here, ``python -m zipfile -e vllm.zip FOLDER`` there.
 """
 
@@ -20,8 +20,8 @@ from platformdirs import user_cache_path
 
 #: Releases of vLLM with the Humming that each pins.
 HUMMING = {"0.33.0": "0.1.19", "0.32.0": "0.1.17", "0.31.0": "0.1.16", "0.30.0": "0.1.12"}
-VERSION = os.environ.get("CHORD_VLLM_VERSION", "0.33.0")
-GIVEN = os.environ.get("CHORD_VLLM_TREE", "")
+VERSION = os.environ.get("TEST_VLLM_VERSION", "0.33.0")
+GIVEN = os.environ.get("TEST_VLLM_TREE", "")
 SKIPPED = GIVEN.lower() == "none"
 _SECONDS = 480
 
@@ -35,7 +35,7 @@ def tree() -> Path:
     """The folder of the files, complete. A fetch that fails raises what pip said."""
     if GIVEN:
         if not (Path(GIVEN) / "vllm" / "version.py").is_file() or not (Path(GIVEN) / "humming" / "schema").is_dir():
-            raise FileNotFoundError(f"CHORD_VLLM_TREE={GIVEN} holds no vllm/ and humming/: unpack a zip of tests.clients.vllm.trees there")
+            raise FileNotFoundError(f"TEST_VLLM_TREE={GIVEN} holds no vllm/ and humming/: unpack a zip of tests.clients.vllm.trees there")
         return Path(GIVEN)
     folder = _kept()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def fetch(folder: Path) -> None:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
         result = subprocess.run([*command, "--dest", str(wheels), *wanted], capture_output=True, text=True, timeout=_SECONDS)
         if result.returncode:
-            raise RuntimeError(f"pip could not fetch {' and '.join(wanted)}; CHORD_VLLM_TREE=none skips these tests\n{result.stderr}")
+            raise RuntimeError(f"pip could not fetch {' and '.join(wanted)}; TEST_VLLM_TREE=none skips these tests\n{result.stderr}")
         for wheel in wheels.iterdir():
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(files, [name for name in archive.namelist() if name.endswith(".py") or ".dist-info/" in name])
