@@ -7,8 +7,10 @@ import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from chord_jit import knobs
 from chord_jit.integrations import vllm as plugin
@@ -129,3 +131,19 @@ def test_the_entry_point_is_the_function():
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["vllm.general_plugins"]
     module, name = points["chord_jit"].split(":")
     assert getattr(import_module(module), name) is plugin.register
+
+
+def test_a_dense_layer_compiles_whole_through_the_overlay(monkeypatch):
+    """vLLM compiles models with their dense layers: what hands them on must not break the graph."""
+    facade = install(monkeypatch, Facade())
+    facade.humming_forward = lambda config, inputs: inputs + config.shape_n
+    plugin.register()
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def dense(x: torch.Tensor) -> torch.Tensor:
+        from vllm.utils.humming import humming_forward
+
+        return humming_forward(theirs, inputs=x)
+
+    theirs = SimpleNamespace(shape_n=3)
+    assert dense(torch.ones(2)).tolist() == [4, 4]
