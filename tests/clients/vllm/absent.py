@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,9 +98,12 @@ def install() -> None:
 @contextmanager
 def triton() -> Iterator[None]:
     """Within the block Triton can be imported, though it may be missing: Humming decorates kernels with it that nobody launches."""
+    if importlib.util.find_spec("triton") is not None:
+        yield
+        return
     finder = Finder(frozenset(("triton",)))
     sys.meta_path.append(finder)
     yield
     sys.meta_path.remove(finder)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "triton" and sys.modules[name].__spec__.loader is finder]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
         del sys.modules[name]
