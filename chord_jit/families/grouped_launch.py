@@ -55,7 +55,7 @@ def _wgmma(problem: GroupedProblem, schedule: Schedule, spec: KernelSpec, index:
 
 def _mma(problem: GroupedProblem, schedule: Schedule, spec: KernelSpec, index: int) -> Bound:
     sizes = legality.mma_shape(problem, schedule)
-    launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, problem.facts.sms * schedule.ctas, 1, MMA_PARAMS, True)
+    launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, problem.facts.sms * schedule.ctas, 1, MMA_PARAMS)
     experts = problem.experts
 
     def enqueue(index: int, x: torch.Tensor, weight: int, out: int, layout: int, rows: int, segments: int, max_m: int) -> None:

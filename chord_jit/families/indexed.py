@@ -78,9 +78,9 @@ class IndexedFamily:
     # -- call ---------------------------------------------------------------------------------------------------------
     def run(
         self, x: torch.Tensor, weight: PackedW4A16, routing: IndexedRouting, *, swiglu: bool, topk_weights: torch.Tensor | None,
-        expected_rows: float | None, checked: bool, out: torch.Tensor | None, routed_before: bool = False,
+        expected_rows: float | None, checked: bool, out: torch.Tensor | None, after: int = indexed_launch.ANYTHING,
     ) -> torch.Tensor:
-        """See ``api.indexed``. ``routed_before``: see ``indexed_launch.Bound``."""
+        """See ``api.indexed``. ``after``: what the launch before is, see ``indexed_launch``."""
         if not _fits(x, weight, routing, swiglu, topk_weights):
             refuse_call(x, weight, routing, swiglu, topk_weights)
             return host.indexed(
@@ -103,10 +103,10 @@ class IndexedFamily:
         bound = self._plans.get(key) or self._plan(key)
         row_weights = 0 if topk_weights is None else topk_weights.data_ptr()
         if torch._C._cuda_getDevice() == index:
-            bound(index, x.data_ptr(), address, out.data_ptr(), row_weights, routing.place, shape[0], routing.top_k, routed_before)
+            bound(index, x.data_ptr(), address, out.data_ptr(), row_weights, routing.place, shape[0], routing.top_k, after)
         else:
             with torch.cuda.device(index):
-                bound(index, x.data_ptr(), address, out.data_ptr(), row_weights, routing.place, shape[0], routing.top_k, routed_before)
+                bound(index, x.data_ptr(), address, out.data_ptr(), row_weights, routing.place, shape[0], routing.top_k, after)
         return out
 
     def _plan(self, key: tuple) -> Bound:

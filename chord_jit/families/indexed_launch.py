@@ -23,10 +23,13 @@ WGMMA_PARAMS = struct.Struct("<10Q6i")
 #: chord::W4A16ResidentParams: x, row_weights, weight, out, ticket, and from sorted_ids on the same.
 RESIDENT_PARAMS = struct.Struct("<8Q6i")
 
-#: ``bound(index, x, weight, out, row_weights, place, rows, top_k, routed_before)``: enqueue on the current stream of device
-#: ``index``, the current one. ``place``: of the routing; ``rows``: routed ones; ``routed_before``: the routing was written before
-#: the launch before this one, so it may be read while that one still runs; the rest addresses and counts.
-Bound = Callable[[int, int, int, int, int, tuple, int, int, bool], None]
+#: What the launch before a call's own is known to be on the stream: anything; the one that wrote the routing; a product of the same
+#: routing. The last two let the call start while that launch still runs; after a product it reads the routing at once, too.
+ANYTHING, ROUTING, PRODUCT = range(3)
+
+#: ``bound(index, x, weight, out, row_weights, place, rows, top_k, after)``: enqueue on the current stream of device ``index``, the
+#: current one. ``place``: of the routing; ``rows``: routed ones; ``after``: what the launch before is; the rest addresses and counts.
+Bound = Callable[[int, int, int, int, int, tuple, int, int, int], None]
 
 _bound: dict[tuple[KernelSpec, int, int, int], Bound] = {}
 
@@ -45,15 +48,17 @@ def prepare(problem: IndexedProblem, schedule: Schedule, index: int) -> Bound:
 def _mma(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, index: int, sub_blocks: int) -> Bound:
     sizes = legality.mma_shape(problem, schedule)
     ctas = problem.facts.sms * schedule.ctas
-    launch = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, ctas, schedule.split, MMA_PARAMS, True)
+    alone = kernels.bind(spec, index, sizes.threads, sizes.shared_bytes, ctas, schedule.split, MMA_PARAMS)
+    overlapping = alone.early()
     experts = problem.experts
 
     def enqueue(
-        index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, routed_before: bool
+        index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, after: int
     ) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
         slot = slots.address(index, stream)
-        launch(stream, x, weight, out, row_weights, slot, *place[1:], rows, top_k, experts, sub_blocks, routed_before, 0)
+        launch = alone if after == ANYTHING else overlapping
+        launch(stream, x, weight, out, row_weights, slot, *place[1:], rows, top_k, experts, sub_blocks, after == PRODUCT, 0)
 
     return enqueue
 
@@ -65,7 +70,7 @@ def _wgmma(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, index:
     sums_bytes = sizes.sums_bytes * launch.ctas if schedule.split == 2 else 0
 
     def enqueue(
-        index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, routed_before: bool
+        index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, after: int
     ) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
         slot = slots.address(index, stream)
@@ -82,7 +87,7 @@ def _resident(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, ind
     experts = problem.experts
 
     def enqueue(
-        index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, routed_before: bool
+        index: int, x: int, weight: int, out: int, row_weights: int, place: tuple, rows: int, top_k: int, after: int
     ) -> None:
         stream = torch._C._cuda_getCurrentRawStream(index)
         slot = slots.address(index, stream)

@@ -142,13 +142,10 @@ def _resident_fields(problem: object, schedule: Schedule) -> tuple[tuple[str, in
 _OWN_FIELDS = {"w4a16_mma": _mma_fields, "w4a16_wgmma": _wgmma_fields, "w4a16_resident": _resident_fields}
 
 
-def bind(
-    kernel_spec: KernelSpec, index: int, threads: int, shared_bytes: int, ctas: int, cluster: int, params: struct.Struct,
-    early: bool = False,
-) -> Launch:
+def bind(kernel_spec: KernelSpec, index: int, threads: int, shared_bytes: int, ctas: int, cluster: int, params: struct.Struct) -> Launch:
     """The loaded kernel on device ``index`` over ``ctas`` CTAs, whole clusters of them, and no more clusters than run at once.
 
-    ``early``: as ``Launch`` takes it. Prepares the device's slots, so that a launch under capture finds one.
+    Prepares the device's slots, so that a launch under capture finds one.
     """
     kernel = engine.load(kernel_spec, index, shared_bytes)
     clusters = ctas // cluster
@@ -157,4 +154,4 @@ def bind(
         if cluster > 1:
             # Clusters do not tile the GPCs of every part; one that waits for a second wave would cost a whole tile.
             clusters = min(clusters, resident_clusters(kernel.handle, threads, cluster, shared_bytes))
-    return Launch(kernel.handle, (clusters * cluster, 1, 1), threads, cluster, shared_bytes, params, early)
+    return Launch(kernel.handle, (clusters * cluster, 1, 1), threads, cluster, shared_bytes, params)

@@ -6,6 +6,7 @@ pointer array and the launch configuration are thread-local, because the driver 
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import struct
 import threading
@@ -82,20 +83,24 @@ def resident_clusters(handle: int, block: int, cluster: int, shared: int) -> int
 class Launch:
     """A kernel bound to its grid, block, cluster and shared memory; calling it enqueues the kernel. ``ctas``: of the grid.
 
-    ``early``: the kernel may start while the launch before it on the stream still runs, and waits for it by itself
-    (``include/chord/grid.cuh``). ``handle``: CUkernel as an int. ``params``: the layout of the kernel's one
-    ``__grid_constant__`` struct, 8-byte fields first so that C and ``struct`` agree without padding. The device of the stream
-    must be torch's current one.
+    ``handle``: CUkernel as an int. ``params``: the layout of the kernel's one ``__grid_constant__`` struct, 8-byte fields first so
+    that C and ``struct`` agree without padding. The device of the stream must be torch's current one.
     """
 
-    def __init__(
-        self, handle: int, grid: tuple[int, int, int], block: int, cluster: int, shared: int, params: struct.Struct, early: bool = False
-    ):
+    def __init__(self, handle: int, grid: tuple[int, int, int], block: int, cluster: int, shared: int, params: struct.Struct):
         self.ctas = grid[0] * grid[1] * grid[2]
         self._function = driver.CUfunction(handle)
-        self._shape = (grid, block, cluster, shared, params.size, early)
+        self._shape = (grid, block, cluster, shared, params.size, False)
         self._pack = params.pack_into
         self._local = threading.local()
+
+    def early(self) -> Launch:
+        """The same, but the kernel may start while the launch before it on the stream still runs (``include/chord/grid.cuh``): only
+        for a kernel that waits for that one by itself. Behind anything but a kernel of ours it costs a microsecond.
+        """
+        other = copy.copy(self)
+        other._shape, other._local = (*self._shape[:-1], True), threading.local()
+        return other
 
     def __call__(self, stream: int, *values: int) -> None:
         """Enqueue on ``stream`` (a CUstream as an int). Raises ``LaunchError`` when the driver refuses."""

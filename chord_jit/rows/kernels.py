@@ -22,7 +22,7 @@ _ROUTE_SHARED = 4 * 32 + MAX_EXPERTS * (12 + 2 * 32)
 class RowKernel:
     """``config``: of the template; ``params``: layout of its parameter struct; ``ctas``: of its grid, 0 for ``per_sm`` an SM.
 
-    ``early``: as ``Launch`` takes it.
+    ``early``: it may start before the launch before it has ended (``Launch.early``).
     """
 
     stem: str
@@ -56,7 +56,8 @@ def launch(kernel: RowKernel, index: int) -> Launch:
         facts, config = device.facts(index), dict(kernel.config)
         loaded = engine.load(kernel.spec(facts.arch), index, config["kSharedBytes"])
         grid = (kernel.ctas or kernel.per_sm * facts.sms, 1, 1)
-        found = Launch(loaded.handle, grid, config["kThreads"], 1, config["kSharedBytes"], kernel.params, kernel.early)
+        found = Launch(loaded.handle, grid, config["kThreads"], 1, config["kSharedBytes"], kernel.params)
+        found = found.early() if kernel.early else found
         _launches[kernel, index] = found
     return found
 

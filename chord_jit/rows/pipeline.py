@@ -15,6 +15,7 @@ import torch
 from chord_jit import device, knobs
 from chord_jit.errors import InputError
 from chord_jit.families import grouped, indexed
+from chord_jit.families.indexed_launch import PRODUCT, ROUTING
 from chord_jit.families.refusals import on_host
 from chord_jit.formats.moe_weights import MoEWeights
 from chord_jit.routing.indexed.align import whole_model
@@ -66,10 +67,9 @@ def _indexed(
     routing, rows = route.blocks(topk_ids, block_m, weights.gate_up.experts, expert_map=expert_map)
     inner, outer = _workspace(weights, topk_ids.numel(), x.device)
     options = {"expected_rows": None, "checked": False}
-    indexed.FAMILY.run(x, weights.gate_up, routing, swiglu=True, topk_weights=None, out=inner, **options)
-    # The launch before down's is gate/up's, which began after the routing was written.
+    indexed.FAMILY.run(x, weights.gate_up, routing, swiglu=True, topk_weights=None, out=inner, after=ROUTING, **options)
     by_row = topk_weights.reshape(-1, 1)
-    indexed.FAMILY.run(inner, weights.down, routing.for_down(), swiglu=False, topk_weights=by_row, out=outer, routed_before=True, **options)
+    indexed.FAMILY.run(inner, weights.down, routing.for_down(), swiglu=False, topk_weights=by_row, out=outer, after=PRODUCT, **options)
     combine_rows(outer, rows, out, addend=addend)
 
 

@@ -9,6 +9,7 @@ from chord_jit import device, knobs
 from chord_jit.errors import CaptureError, InputError, LaunchError, OverrideError
 from chord_jit.families import indexed
 from chord_jit.families.indexed import FAMILY, IndexedFamily
+from chord_jit.families.indexed_launch import ANYTHING, PRODUCT, ROUTING
 from chord_jit.jit import engine, slots
 from chord_jit.schedules import resident, wgmma
 from chord_jit.schedules.legality import mma_shape
@@ -58,13 +59,14 @@ def test_every_parameter_is_the_tensors_own(machine, family, call):
         "block_capacity": -(-routing.sorted_ids.numel() // 16), "routed_rows": 18, "top_k": 3, "experts": 8,
         "sub_blocks": 16 // dict(machine.loads[0][0].config)["kBM"], "routed_before": 0, "reserved": 0,
     }  # fmt: skip
-    assert machine.driver.launches[0].stream == STREAM and machine.driver.launches[0].early
+    assert machine.driver.launches[0].stream == STREAM
 
 
-def test_a_call_says_whether_its_routing_may_be_read_early(machine, family, call):
-    for before in (False, True):
-        family.run(**call, routed_before=before)
-    assert [told["routed_before"] for told in machine.calls] == [0, 1]
+def test_a_call_that_knows_the_launch_before_starts_early(machine, family, call):
+    for after in (ANYTHING, ROUTING, PRODUCT):
+        family.run(**call, after=after)
+    assert [launch.early for launch in machine.driver.launches] == [False, True, True]
+    assert [told["routed_before"] for told in machine.calls] == [0, 0, 1]
 
 
 @pytest.mark.parametrize("schedule, sums", [(GATHERED, 0), (CUT, SUMS)], ids=str)

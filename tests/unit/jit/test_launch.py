@@ -32,8 +32,8 @@ def fake(monkeypatch):
     return fake
 
 
-def new(cluster: int = 1, *, early: bool = False) -> Launch:
-    return Launch(0xABC, GRID, 384, cluster, 169000, PARAMS, early)
+def new(cluster: int = 1) -> Launch:
+    return Launch(0xABC, GRID, 384, cluster, 169000, PARAMS)
 
 
 @pytest.mark.parametrize("values", VALUES, ids=str)
@@ -50,9 +50,12 @@ def test_v40_a_cluster_is_an_attribute_of_the_launch(fake, cluster, seen):
 
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_an_early_start_is_another_attribute(fake, cluster):
-    for early in (False, True):
-        new(cluster, early=early)(0, *VALUES[0])
-    assert [(seen.early, seen.cluster > 1) for seen in fake.launches] == [(False, cluster > 1), (True, cluster > 1)]
+    alone = new(cluster)
+    overlapping = alone.early()
+    for enqueue in (alone, overlapping, alone):
+        enqueue(7, *VALUES[0])
+    assert [(seen.early, seen.cluster > 1) for seen in fake.launches] == [(False, cluster > 1), (True, cluster > 1), (False, cluster > 1)]
+    assert {seen.arguments for seen in fake.launches} == {PARAMS.pack(*VALUES[0])} and overlapping.ctas == alone.ctas
 
 
 def test_v42_each_call_writes_its_own_values_and_stream(fake):
