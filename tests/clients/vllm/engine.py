@@ -90,10 +90,18 @@ class Engine:
             routing_method=self.routing.Renormalize, moe_parallel_config=parallel, in_dtype=torch.bfloat16, moe_backend=self.backend,
         )
 
-    def layer(self, config: object, *, group: int = 32, expert_map: torch.Tensor | None = None) -> Layer:
-        """A layer of ``config`` with empty weights, as vLLM makes it before it loads a checkpoint."""
-        scheme = self.quantization(num_bits=4, type="int", strategy="group", group_size=group, symmetric=True)
-        method = self.method(scheme, None, config, "model.layers.1.mlp.experts")
+    def layer(
+        self, config: object, *, group: int = 32, expert_map: torch.Tensor | None = None, quantization: str = "compressed-tensors"
+    ) -> Layer:
+        """A layer of ``config`` without weights, as vLLM makes it before it loads a checkpoint. ``quantization``: of ``vllm serve``."""
+        scheme = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": True}
+        if quantization == "humming":
+            from vllm.model_executor.layers.quantization.humming import HummingLayerQuantizationConfig, HummingMoEMethod
+
+            described = {"quant_method": "compressed-tensors", "format": "pack-quantized", **scheme}
+            method = HummingMoEMethod(HummingLayerQuantizationConfig.from_config(described), config)
+        else:
+            method = self.method(self.quantization(**scheme), None, config, "model.layers.1.mlp.experts")
         return Layer(config, method, expert_map, self)
 
 

@@ -99,6 +99,15 @@ def ep_indexed(engine: Engine) -> None:
             check(apply(layer, step), step.exact(weights, share(engine)))
 
 
+def quantization_humming(engine: Engine) -> None:
+    """The same checkpoint under ``--quantization humming``, another of vLLM's methods."""
+    weights = Weights.random(EXPERTS, HIDDEN, NEURONS, device=engine.device)
+    layer = engine.layer(engine.moe_config(**SHAPE, local=EXPERTS), quantization="humming")
+    layer.load(weights.codes, weights.scales)
+    for step in steps(engine, (3, 40)):
+        check(apply(layer, step), step.exact(weights))
+
+
 def ll_masked(engine: Engine) -> None:
     """Rows as low-latency dispatch leaves them: each expert's first ones count, the others are stale."""
     capacity, counts = 12, torch.tensor([0, 12, 5, 1], dtype=torch.int32, device=engine.device)
@@ -240,7 +249,7 @@ def declined(engine: Engine) -> None:
 SCENARIOS: dict[str, Callable[[Engine], None]] = {
     function.__name__: function
     for function in (
-        selection, conversion, tp_indexed, ep_grouped, ep_indexed, ll_masked, stale_workspaces, no_tokens, one_block_size, second_load,
-        other_activation, declined,
+        selection, conversion, tp_indexed, ep_grouped, ep_indexed, quantization_humming, ll_masked, stale_workspaces, no_tokens,
+        one_block_size, second_load, other_activation, declined,
     )
 }  # fmt: skip
