@@ -15,11 +15,13 @@ from chord_jit.bench.whole_cases import WholeCase
 from chord_jit.bench.whole_inputs import Exact, WholeInputs
 from chord_jit.device import DeviceFacts
 from chord_jit.errors import ChordError
+from chord_jit.families.base import family
+from chord_jit.families.grouped import FAMILY as GROUPED
 from chord_jit.families.indexed import FAMILY
 from chord_jit.families.indexed_problem import IndexedProblem, shared_block_m
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.layers.moe import MoELayer
-from chord_jit.rows import kernels, route
+from chord_jit.rows import kernels, pipeline, route
 from chord_jit.rows.combine import combine_rows
 from chord_jit.schedules.schedule import Schedule
 
@@ -29,9 +31,11 @@ PRODUCTS, AROUND = ("gate_up", "down"), ("route", "combine")
 Call = Callable[[], object]
 
 
-def chosen(case: WholeCase, facts: DeviceFacts, *, alone: bool) -> dict[str, tuple[IndexedProblem, Schedule]]:
-    """Problem and schedule of each product: ``alone``, each with the blocks that suit it; or both with those of one routing."""
+def chosen(case: WholeCase, facts: DeviceFacts, *, alone: bool) -> dict[str, tuple[object, Schedule]]:
+    """Problem and schedule of each product: ``alone``, each with the blocks that suit it; or as the layer takes them."""
     free = _free(case, facts)
+    if not alone and pipeline.way_for(facts.arch, case.layer.down.k, case.rows / case.layer.experts) == "contiguous":
+        return {name: _together(problem, case.rows / case.layer.experts) for name, problem in free.items()}
     shared = None if alone else shared_block_m(*free.values())
     problems = {name: replace(problem, block_m=shared or FAMILY.schedule(problem).bm) for name, problem in free.items()}
     return {name: (problem, FAMILY.schedule(problem)) for name, problem in problems.items()}
@@ -42,7 +46,7 @@ def launches(case: WholeCase, facts: DeviceFacts) -> Iterator[tuple[str, str, Ke
     for alone in (False, True):
         try:
             for name, (problem, schedule) in chosen(case, facts, alone=alone).items():
-                yield f"{case.name} {name}", str(schedule), FAMILY.spec(problem, schedule)
+                yield f"{case.name} {name}", str(schedule), family(problem.family).spec(problem, schedule)
         except ChordError as refused:
             yield case.name, type(refused).__name__, None
     for stem, kinds in kernels.ALL.items():
@@ -75,6 +79,14 @@ def _free(case: WholeCase, facts: DeviceFacts) -> dict[str, IndexedProblem]:
         "gate_up": FAMILY.problem(facts, gate_up.experts, gate_up.n, gate_up.k, rows, interleaved=True, swiglu=True),
         "down": FAMILY.problem(facts, down.experts, down.n, down.k, rows, weighted=True),
     }
+
+
+def _together(problem: IndexedProblem, rows: float) -> tuple[object, Schedule]:
+    """The same product over rows that lie together by expert."""
+    asked = GROUPED.problem(
+        problem.facts, problem.experts, problem.n, problem.k, rows, layout="offsets", interleaved=problem.interleaved, swiglu=problem.swiglu
+    )
+    return asked, GROUPED.schedule(asked)
 
 
 def _attempt(make: Callable[[], object]) -> object:
@@ -113,7 +125,10 @@ def _down(layers: Sequence[MoELayer], inputs: WholeInputs, exact: Exact, problem
 
 def _route(inputs: WholeInputs, facts: DeviceFacts) -> Variant:
     problem, _ = chosen(inputs.case, facts, alone=False)["gate_up"]
-    return Variant(captured(lambda: route.blocks(inputs.topk_ids, problem.block_m, inputs.case.layer.experts)))
+    experts = inputs.case.layer.experts
+    if problem.family == "grouped":
+        return Variant(captured(lambda: route.groups(inputs.topk_ids, experts)))
+    return Variant(captured(lambda: route.blocks(inputs.topk_ids, problem.block_m, experts)))
 
 
 def _combine(inputs: WholeInputs, exact: Exact) -> Variant:

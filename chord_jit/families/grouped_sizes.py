@@ -1,7 +1,7 @@
 """Rows per expert that schedules are chosen for: few enough that warm-up can prepare for every one of them.
 
 A call's expected rows are rounded up to a power of two, within the sizes that its layout is made for. So a prefill whose row
-count changes at every step meets no kernel that warm-up has not built, and a deployment of Kimi K2 needs 24 of them at most.
+count changes at every step meets no kernel that warm-up has not built, and a deployment of Kimi K2 needs 25 of them at most.
 """
 
 from __future__ import annotations
