@@ -17,33 +17,12 @@
 #include "chord/dequant.cuh"
 #include "chord/epilogue.cuh"
 #include "chord/grid.cuh"
-#include "chord/grouped_rows.cuh"
 #include "chord/last_wave.cuh"
+#include "chord/mma_params.cuh"
 #include "chord/ptx.cuh"
 #include "chord/ring.cuh"
 
 namespace chord {
-
-template <RowSource kSource, int kBM>
-struct RowsOf {
-  using Type = GroupedRows<kSource, kBM>;
-};
-template <int kBM>
-struct RowsOf<RowSource::kIndexed, kBM> {
-  using Type = IndexedRows<kBM>;
-};
-
-template <class RowParams>
-struct W4A16MmaParams {
-  const __nv_bfloat16* x;
-  const uint8_t* weight;
-  __nv_bfloat16* out;
-  const float* row_weights;
-  unsigned* ticket;  // this launch's own while it runs; zero before and after
-  RowParams routing;
-  int routed_before;  // whether what `routing` points to was written before the launch before this one
-  int reserved;
-};
 
 template <class Config>
 struct W4A16Mma {
