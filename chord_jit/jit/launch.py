@@ -96,7 +96,7 @@ class Launch:
 
     def early(self) -> Launch:
         """The same, but the kernel may start while the launch before it on the stream still runs (``include/chord/grid.cuh``): only
-        for a kernel that waits for that one by itself. Behind anything but a kernel of ours it costs a microsecond.
+        for a kernel that waits for that one by itself.
         """
         other = copy.copy(self)
         other._shape, other._local = (*self._shape[:-1], True), threading.local()
