@@ -20,7 +20,7 @@ from chord_jit.families import grouped, indexed
 from chord_jit.families.grouped_sizes import sizes as grouped_sizes
 from chord_jit.integrations.vllm.layer import ServedLayer
 from chord_jit.integrations.vllm.notes import note
-from chord_jit.rows import kernels as row_kernels
+from chord_jit.rows.family import RowsProblem
 
 #: Humming's names of the GEMM types that a MoE layer can have, and our layouts.
 LAYOUTS = {"indexed": "indexed", "grouped_contiguous": "offsets", "grouped_masked": "masked"}
@@ -111,7 +111,10 @@ def _shared_block(facts: DeviceFacts, experts: int, gate_up: tuple[int, int], do
 
 
 def problems(facts: DeviceFacts, experts: int, n: int, k: int, gemm_type: str, sizes: tuple[Size, ...]) -> Iterator[object]:
-    """All that ``forward`` can ask of a layer's projection: plain rows, no SwiGLU, no routing weights, as Humming's calls are."""
+    """All that a forward can ask for a layer's projection: plain rows, no SwiGLU, no routing weights, as Humming's calls are, and
+    the kernel that moves its rows.
+    """
+    yield RowsProblem(facts, "move_rows")
     for size in sizes:
         if gemm_type == "indexed":
             yield indexed.FAMILY.problem(facts, experts, n, k, size.expected_rows, block_m=size.block_m)
@@ -126,5 +129,4 @@ def _build(index: int, facts: DeviceFacts, experts: int, n: int, k: int, gemm_ty
         report = api.warm_up(problems(facts, experts, n, k, gemm_type, sizes))
         if report.errors:
             raise report.errors[0][1]
-        row_kernels.prepare(index)
     note(f"{experts} experts, N {n}, K {k}, {gemm_type}: {str(report).splitlines()[0]}")

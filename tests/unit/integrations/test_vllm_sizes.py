@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
-from chord_jit import device
+from chord_jit import device, plan
 from chord_jit.errors import InputError
 from chord_jit.families import base, grouped, indexed
 from chord_jit.integrations.vllm import sizes
 from chord_jit.integrations.vllm.layer import ServedLayer
+from chord_jit.jit.warmup import WarmupReport
 
 HOPPER = device.target("sm_90a")
 #: Experts, N and K of w13, as vLLM deploys Kimi K2 over eight ranks.
@@ -97,3 +99,22 @@ def test_kernels_of_a_shape_are_built_once(monkeypatch):
 def test_what_no_layer_of_ours_can_be_is_refused(options):
     with pytest.raises(InputError, match="CHORD_VLLM=0"):
         sizes.heuristics(layers(*KIMI["ep8"])[0], **options)
+
+
+@pytest.mark.parametrize("gemm_type", sizes.LAYOUTS)
+def test_what_is_built_is_what_the_library_can_warm_up(gemm_type, monkeypatch):
+    """On a GPU that is not there: every problem of a layer, and the kernel that moves its rows, go to one warm-up."""
+    asked = []
+
+    def warm_up(problems):
+        asked.extend(spec.stem for spec, *_ in plan.chosen(problems))
+        return WarmupReport(compiled=1, hit=0, failed=0, seconds=0.0, errors=())
+
+    monkeypatch.setattr(sizes.api, "warm_up", warm_up)
+    monkeypatch.setattr(sizes.torch.cuda, "device", lambda index: nullcontext())
+    sizes._build.cache_clear()
+    config = layers(*KIMI["ep8"])[0]
+    config.index = 0
+    for _ in range(2):
+        sizes.heuristics(config, gemm_type=gemm_type)
+    assert asked.count("move_rows") == 1 and "w4a16_wgmma" in asked
