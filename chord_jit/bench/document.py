@@ -27,6 +27,7 @@ kernels that those runs launched are not those of the tree. Every row is shown, 
   experts at random; **most rows**: of one expert; **equal rows**: as many in all.
 - **layer**: from hidden states and routed ids to combined output, every call a CUDA graph, three layers of weights in turn.
   **both products**: its two GEMMs alone, SwiGLU and routing weights folded in; their sum holds the cost of a sample twice.
+- A peer whose samples were disturbed (90th percentile more than twice the 10th) is not quoted in that row.
 - Differences below 3 % between two runs mean nothing: the GPU sits at its power limit.
 
 To repeat it, with the `bench` extra installed:

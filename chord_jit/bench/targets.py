@@ -72,6 +72,8 @@ ERROR_LIMITS = {"w4a16_mma": (1.8e-3, 2.5e-3), "w4a16_wgmma": (2.5e-3, 3.0e-3), 
 LAYER_ERROR_LIMIT = 4.5e-3
 #: A result with more error than this is another result, ours or the peer's: it gets no time.
 WRONG_ABOVE = 1e-2
+#: Samples whose 90th percentile is more than this times the 10th waited for the host: the machine was busy with something else.
+DISTURBED = 2
 HOST_LIMITS_US = {"indexed": 15.0, "grouped": 20.0}
 #: A run is void when its reader is slower than this at this many bytes, or as many whole experts as come near.
 READER_BAR_TBPS = 4.1
@@ -107,9 +109,12 @@ def median(row: Mapping, variant: str) -> float | None:
 
 
 def peer_best(row: Mapping) -> float | None:
-    """The peer's fastest median: its default counts as one of its own configurations."""
-    times = [time for name in ("peer_default", "peer_best") if (time := median(row, name)) is not None]
-    return min(times, default=None)
+    """The peer's fastest median: its default counts as one of its own configurations.
+
+    Disturbed samples never stand for the peer: ``None`` where there are no others.
+    """
+    timed = [row["variants"][name]["us"] for name in ("peer_default", "peer_best") if median(row, name) is not None]
+    return min((us["median"] for us in timed if us["p90"] <= DISTURBED * us["p10"]), default=None)
 
 
 def tflops(row: Mapping, variant: str) -> float | None:

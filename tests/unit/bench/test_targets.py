@@ -172,3 +172,16 @@ def test_a_wrong_result_leaves_only_its_error():
     row = changed("ours", us=None, error=0.4)
     assert [verdict.rule for verdict in verdicts(row)] == ["error of ours", "error of ours_swiglu"]
     assert missed(row) == ["error of ours"]
+
+
+def test_disturbed_samples_never_stand_for_the_peer():
+    """A median between two humps, as where the peer's launches waited for a busy host."""
+    row = fixture.row()
+    calm = peer_best(row)
+    for name in ("peer_default", "peer_best"):
+        if name in row["variants"]:
+            row["variants"][name]["us"] |= {"median": 10.0, "p10": 10.0, "p90": 20.5}
+    assert calm is not None and peer_best(row) is None
+    assert "peer's best / ours" not in [verdict.rule for verdict in verdicts(row)]
+    row["variants"]["peer_default"]["us"] |= {"p90": 20.0}
+    assert peer_best(row) == 10.0
