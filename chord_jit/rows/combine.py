@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from chord_jit.errors import InputError
 from chord_jit.rows import kernels
 from chord_jit.rows.checks import check_matrix, check_values
 
@@ -31,13 +32,16 @@ def combine_rows(
     check_matrix(_ASKED, "x", x)
     check_matrix(_ASKED, "out", out, x)
     tokens, hidden = out.shape
+    if x.shape[1] != hidden:
+        raise InputError(
+            _ASKED, "x must be as wide as out", {"x": list(x.shape), "out": list(out.shape)}, "allocate out for these columns"
+        )
     top_k = rows.shape[-1] if isinstance(rows, torch.Tensor) and rows.dim() == 2 else 1
     check_values(_ASKED, "rows", rows, (torch.int32,), (tokens, top_k), x)
     if weights is not None:
         check_values(_ASKED, "weights", weights, (torch.float32,), (tokens, top_k), x)
     if addend is not None:
-        check_values(_ASKED, "addend", addend, (torch.bfloat16,), (tokens, hidden), x)
-    check_values(_ASKED, "x", x, (torch.bfloat16,), (x.shape[0], hidden), x)
+        check_matrix(_ASKED, "addend", addend, x, shape=(tokens, hidden))
     if not tokens or not hidden:
         return out
     if not x.is_cuda:

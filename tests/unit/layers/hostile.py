@@ -163,4 +163,5 @@ def bad_layers(call: Call) -> dict[str, Callable[[], object]]:
         "a map in two dimensions": lambda: replace(call, expert_map=ids[None]).layer(),
         "a shared result too narrow": lambda: replace(call, shared=narrow).result(),
         "a shared result of float32": lambda: replace(call, shared=wide).result(),
+        "a shared result off alignment": lambda: replace(call, shared=moved).result(),
     }

@@ -10,6 +10,7 @@ from chord_jit.routing.indexed import align_blocks
 from chord_jit.rows import route
 from chord_jit.rows.combine import combine_rows
 from chord_jit.rows.move import move_rows
+from tests.gpu.tensors import moved
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 NAN = float("nan")
@@ -115,6 +116,7 @@ def test_what_does_not_fit_is_refused():
         ({"rows": rows.long()}, InputTypeError),
         ({"weights": torch.zeros(4, 2).double()}, InputTypeError),
         ({"addend": out[:2]}, InputError),
+        ({"addend": moved(out)}, InputError),
         ({"x": bf16(4, 24)}, InputError),
         ({"out": out.t()}, InputError),
     ):
