@@ -14,14 +14,13 @@ import json
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tools import record  # noqa: E402
 from tools.layer_load import checkpoint, report  # noqa: E402
-from tools.measure_startup import machine, versions  # noqa: E402
 
 _KIMI = {"hidden": 7168, "intermediate": 2048, "experts": 48}
 
@@ -40,11 +39,9 @@ def main(argv: list[str] | None = None) -> int:
         size = checkpoint.write(Path(folder) / "model", **sizes)
         loads = _loads(Path(folder) / "model", arguments.device, arguments.repeat)
     run = {
-        "schema": report.SCHEMA, "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": arguments.commit, "machine": machine(),
-        "versions": versions(), "sizes": sizes, "checkpoint_bytes": size, "device": arguments.device, **loads,
+        **record.origin(arguments.commit), "sizes": sizes, "checkpoint_bytes": size, "device": arguments.device, **loads,
     }  # fmt: skip
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+    record.save(run, arguments.out)
     print(report.block(run))
     return 0
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import stat
 import subprocess
@@ -20,18 +19,16 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tools import record  # noqa: E402
 from tools.startup import report  # noqa: E402
 from tools.startup.job import Job  # noqa: E402
 
 PARTS = ROOT / "tools" / "startup" / "parts.py"
-_PACKAGES = ("torch", "triton", "humming-kernels", "cuda-bindings", "nvidia-cuda-nvrtc")
 NOWHERE = "/dev/null/nowhere"
 _RANKS, _KERNELS = 8, 24
 
@@ -49,8 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     # Left behind where a package of others writes what it does not let be removed.
     with tempfile.TemporaryDirectory(prefix="chord-startup-", ignore_cleanup_errors=True) as folder:
         run = measure(arguments, Path(folder))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+    record.save(run, arguments.out)
     print(report.block(run))
     parts = [run["opening"], run["lookup"], run["ranks"], *(one for start in run["starts"] for one in start["runs"])]
     return 1 if any("failed" in part for part in parts) else 0
@@ -76,8 +72,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict:
         if library == "ours":
             starts.append({"library": name, "cache": "prebuilt, no compiler", "runs": _prebuilt(arguments, settings, homes)})
     return {
-        "schema": report.SCHEMA, "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": arguments.commit,
-        "machine": machine(), "versions": versions(), "job": asdict(job), "repeat": arguments.repeat, "opening": opening,
+        **record.origin(arguments.commit), "job": asdict(job), "repeat": arguments.repeat, "opening": opening,
         "lookup": part("lookup", folder / "opening"),
         "ranks": ranks(arguments.ranks, arguments.kernels, folder / "ranks", arguments.timeout), "starts": starts,
     }  # fmt: skip
@@ -178,28 +173,6 @@ def _specs(count: int) -> list[tuple]:
     problems = deployment_problems(Deployment(7168, 2048, 384, 8, ep=8), target("sm_90a"))
     found = dict.fromkeys(spec for spec, *_ in plan.chosen(problems))
     return [(spec.stem, spec.config, spec.arch) for spec in list(found)[:count]]
-
-
-def machine() -> dict[str, object]:
-    """Facts of the machine; ``none`` for a GPU that is not there."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-        name, driver = (part.strip() for part in told.splitlines()[0].split(","))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        name = driver = "none"
-    return {"gpu": name, "driver": driver, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-
-
-def versions() -> dict[str, str]:
-    """Of the packages that take part and are installed."""
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 if __name__ == "__main__":

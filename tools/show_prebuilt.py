@@ -32,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from chord_jit.errors import ChordError  # noqa: E402
-from tools.measure_startup import NOWHERE, environment, machine, read_only  # noqa: E402
+from tools.measure_startup import NOWHERE, environment, read_only  # noqa: E402
+from tools.record import machine  # noqa: E402
 
 MODEL = dict(hidden=7168, intermediate=2048, experts=384, top_k=8, ep=8)
 TOKENS, ROWS_PER_EXPERT, MASKED = (1, 20, 256), (3, 100, 400), ((1, 8), (40, 64))

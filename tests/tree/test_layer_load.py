@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from chord_jit.formats.checkpoint import load_moe_layers, read_model_shape
-from tools import measure_layer_load
+from tools import measure_layer_load, record
 from tools.layer_load import checkpoint, report
 from tools.layer_load.load import HostPeak
 
 SIZES = {"hidden": 256, "intermediate": 128, "experts": 10}
 RUN = {
-    "schema": report.SCHEMA, "date": "2026-12-01T10:00:00+00:00", "commit": "0123456789abcdef", "device": "cuda", "sizes": SIZES,
+    "schema": record.SCHEMA, "date": "2026-12-01T10:00:00+00:00", "commit": "0123456789abcdef", "device": "cuda", "sizes": SIZES,
     "machine": {"gpu": "NVIDIA H200", "driver": "580.1", "cores": 16, "python": "3.11.7"}, "versions": {"torch": "2.11.0"},
     "checkpoint_bytes": 1_268_000_000, "packed_bytes": 1_189_000_000,
     "loads": [

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
-from tools.startup.report import SCHEMA
-
-__all__ = ["SCHEMA", "TARGET_SECONDS", "block"]
+from tools.record import provenance
 
 TARGET_SECONDS = 2.0
 NOTHING = "No load has been recorded yet: `python tools/measure_layer_load.py OUT.json --commit COMMIT` makes one."
@@ -17,8 +15,7 @@ def block(run: Mapping | None) -> str:
     """Where it ran, and a table of one row: medians of its loads, the first of the process apart."""
     if run is None:
         return NOTHING
-    machine, sizes, loads = run["machine"], run["sizes"], run["loads"]
-    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    sizes, loads = run["sizes"], run["loads"]
     seconds = median(load["seconds"] for load in loads)
     heads = [
         "checkpoint", "packed", "seconds", "first load", f"target {TARGET_SECONDS:g} s", "host memory beyond the mapped files",
@@ -31,8 +28,7 @@ def block(run: Mapping | None) -> str:
         _megabytes(max(above)) if above else "-",
     ]  # fmt: skip
     return "\n".join([
-        f"{machine['gpu']}, driver {machine['driver']}, {machine['cores']} cores, Python {machine['python']}; {versions}; commit",
-        f"{run['commit'][:12]}, {run['date'][:10]}. One layer of {sizes['experts']} experts, hidden {sizes['hidden']}, intermediate",
+        f"{provenance(run)} One layer of {sizes['experts']} experts, hidden {sizes['hidden']}, intermediate",
         f"{sizes['intermediate']}, from the page cache to {run['device']}; median of {len(loads)} loads of a process, most memory of any.",
         "",
         "| " + " | ".join(heads) + " |",

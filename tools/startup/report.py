@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
 
+from tools.record import provenance
 from tools.startup.job import WRONG_ABOVE
 
-SCHEMA = 1
 NOTHING = "No run on a GPU has been recorded yet: `python tools/measure_startup.py OUT.json --commit COMMIT` makes one."
 _STEPS = ("torch", "cuda", "import", "prepare", "first", "second")
 _HEADS = ("library", "cache", "`import torch`", "CUDA", "import", "weights", "first call", "second call")
-
-
-def newest(folder: Path) -> dict | None:
-    """The newest run in ``folder``, by its own date; None without one."""
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    return max((run for run in runs if run["schema"] == SCHEMA), key=lambda run: run["date"], default=None)
 
 
 def block(run: Mapping | None) -> str:
@@ -50,11 +42,9 @@ def _problem(one: Mapping) -> str:
 
 
 def _heading(run: Mapping) -> list[str]:
-    machine, job = run["machine"], run["job"]
-    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    job = run["job"]
     return [
-        f"{machine['gpu']}, driver {machine['driver']}, {machine['cores']} cores, Python {machine['python']}; {versions}; commit",
-        f"{run['commit'][:12]}, {run['date'][:10]}. W4A16, E={job['experts']}, N={job['n']}, K={job['k']}, {job['tokens']} tokens on",
+        f"{provenance(run)} W4A16, E={job['experts']}, N={job['n']}, K={job['k']}, {job['tokens']} tokens on",
         f"{job['top_k']} experts each; medians of {run['repeat']} processes, milliseconds.",
     ]
 
