@@ -1,17 +1,16 @@
 """How good the cost model's choice is where no table has a row, on the GPU at hand.
 
-    python tools/check_cost_model.py [--schedules 16] [--json FILE]
+    python tools/check_cost_model.py [--schedules 16] [--json FILE --commit $(git rev-parse HEAD)]
     python tools/check_cost_model.py --compile-only                  fill the cache, on any machine
 
 Indexed calls of other models than the tables hold: what the resolver chooses takes turns with a sample of the legal schedules, all
-checked against FP64. The choice may take 1.3 times as long as the best of them. Exit 1 where one takes longer, or computes something
-else, 2 without a GPU.
+checked against FP64. The choice may take 1.3 times as long as the best of them. FILE goes to ``benchmarks/results/cost_model/`` to
+stand in ``docs/schedules.md``. Exit 1 where one takes longer, or computes something else, 2 without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -33,6 +32,7 @@ from chord_jit.schedules.deployment import Deployment  # noqa: E402
 from chord_jit.schedules.schedule import Schedule  # noqa: E402
 from chord_jit.tune.contest import Contest  # noqa: E402
 from chord_jit.tune.model import draw_of, layers_of  # noqa: E402
+from tools import record  # noqa: E402
 
 MOST_RATIO, LEAST_SCHEDULES, ROUNDS = 1.3, 12, 20
 #: Hidden, expert intermediate, experts and top k of each model.
@@ -155,14 +155,23 @@ def line(row: Mapping) -> str:
     )
 
 
+def recorded(rows: list[dict], commit: str, schedules: int) -> dict[str, object]:
+    """The whole run as its file holds it; ``command`` names what decides the numbers, no places."""
+    command = f"python tools/check_cost_model.py --schedules {schedules} --json FILE --commit COMMIT"
+    return {**record.origin(commit), "command": command, "rounds": ROUNDS, "most_ratio": MOST_RATIO, "problems": rows}
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedules", type=int, default=16, help="of the sample, at least 12 (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was timed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was timed; needs --commit")
+    parser.add_argument("--commit", help="what is measured: git rev-parse HEAD")
     parser.add_argument("--compile-only", action="store_true")
     given = parser.parse_args(arguments)
     if given.schedules < LEAST_SCHEDULES:
         parser.error(f"a sample holds {LEAST_SCHEDULES} schedules at least")
+    if given.json and not given.commit:
+        parser.error("--json writes a record, which needs the commit that was measured: add --commit $(git rev-parse HEAD)")
     here = device.current()
     if here is None and not given.compile_only:
         print("a GPU is needed to time kernels; --compile-only fills the cache", file=sys.stderr)
@@ -176,8 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = {spec for spec, _ in report.errors}
     rows = [*_measure_all([one.without(failed) for one in wanted], facts)]
     if given.json:
-        found = {"gpu": facts.name, "rounds": ROUNDS, "most_ratio": MOST_RATIO, "problems": rows}
-        given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        record.save(recorded(rows, given.commit, given.schedules), given.json)
     return int(not all(row["passed"] for row in rows))
 
 

@@ -1,5 +1,5 @@
 """Writes what documents restate: docs/env.md (knobs), the table of docs/errors.md (errors), and what was measured: the README's
-block, the start-up times of docs/cache.md and the load of a layer in docs/formats.md.
+block, the start-up times of docs/cache.md, the load of a layer in docs/formats.md and the cost model's choices in docs/schedules.md.
 
     python tools/make_docs.py            write
     python tools/make_docs.py --check    exit 1 when a page is behind the code
@@ -18,6 +18,8 @@ sys.path.insert(0, str(ROOT))
 
 from chord_jit import errors, knobs  # noqa: E402
 from chord_jit.bench import document, results  # noqa: E402
+from tools import record  # noqa: E402
+from tools.cost_model import report as cost_model  # noqa: E402
 from tools.layer_load import report as layer_load  # noqa: E402
 from tools.startup import report as startup  # noqa: E402
 
@@ -65,14 +67,16 @@ def between_marks(current: str, name: str, text: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Every generated page and what it should hold."""
-    errors_path, cache, formats, readme = *(ROOT / "docs" / f"{name}.md" for name in ("errors", "cache", "formats")), ROOT / "README.md"
+    errors_path, cache, formats, schedules = (ROOT / "docs" / f"{name}.md" for name in ("errors", "cache", "formats", "schedules"))
+    readme = ROOT / "README.md"
     runs = ROOT / "benchmarks" / "results"
     measured = document.measured(results.newest(runs))
     return {
         ROOT / "docs" / "env.md": env_page(),
         errors_path: between_marks(errors_path.read_text(), "errors", errors_table()),
-        cache: between_marks(cache.read_text(), "startup", startup.block(startup.newest(runs / "startup"))),
-        formats: between_marks(formats.read_text(), "layer_load", layer_load.block(startup.newest(runs / "layer_load"))),
+        cache: between_marks(cache.read_text(), "startup", startup.block(record.newest(runs / "startup"))),
+        formats: between_marks(formats.read_text(), "layer_load", layer_load.block(record.newest(runs / "layer_load"))),
+        schedules: between_marks(schedules.read_text(), "cost_model", cost_model.block(record.newest(runs / "cost_model"))),
         readme: between_marks(readme.read_text(), "measured", measured),
     }
 
