@@ -14,6 +14,7 @@ from chord_jit.formats.model_config import read_model_shape
 from chord_jit.formats.moe_weights import MoEWeights
 from chord_jit.formats.w4a16_layout import require_layout, require_mode
 from chord_jit.routing.checks import check_int
+from chord_jit.routing.indexed.align import check_map
 from chord_jit.rows import pipeline
 
 _ASKED = "make a MoE layer"
@@ -25,7 +26,7 @@ class MoELayer(torch.nn.Module):
     ``weights``: gate/up packed with ``interleave=True`` and down, on one device; the layer holds them as buffers, and no other
     copy. ``top_k``: routed ids of a token. ``expert_map``: int32 [experts of the model], the local expert of each or -1, for a
     rank of expert parallelism; without it ids name local experts. ``shared``: the shared expert, a module from x to
-    [tokens, hidden] in BF16, whose result is added before the sum is rounded.
+    BF16 [tokens, hidden], contiguous and 16-byte aligned, which is added before the sum is rounded.
 
     A call groups the ids, multiplies by gate/up with SwiGLU fused, by down, and combines, choosing way and schedules from the
     rows that an expert can expect. Its rows in between take ``2 * top_k * (hidden + neurons)`` bytes a token from torch's
@@ -44,7 +45,7 @@ class MoELayer(torch.nn.Module):
         check_int(_ASKED, "workspace_bytes", workspace_bytes, 1)
         _check_weights(weights)
         if expert_map is not None:
-            _check_map(expert_map, weights)
+            check_map(_ASKED, expert_map, "weights", weights.gate_up.device)
         self.top_k, self.workspace_bytes, self.shared = top_k, workspace_bytes, shared
         self._weights = weights
         self.register_buffer("gate_up", weights.gate_up.data)
@@ -127,18 +128,4 @@ def _check_weights(weights: MoEWeights) -> None:
             _ASKED, "gate/up must be [E, 2 * neurons, hidden] and down [E, hidden, neurons], on one device",
             {name: [one.experts, one.n, one.k, str(one.device)] for name, one in (("gate_up", gate_up), ("down", down))},
             "pass both weights of one layer",
-        )
-
-
-def _check_map(expert_map: torch.Tensor, weights: MoEWeights) -> None:
-    if not isinstance(expert_map, torch.Tensor) or expert_map.dtype is not torch.int32 or expert_map.dim() != 1 or not expert_map.numel():
-        raise InputTypeError(
-            _ASKED, "expert_map must be an int32 tensor [experts of the model]",
-            {"got": f"{getattr(expert_map, 'dtype', type(expert_map).__name__)} {list(getattr(expert_map, 'shape', []))}"},
-            "pass one local expert, or -1, for each expert of the model",
-        )
-    if expert_map.device != weights.gate_up.device or not expert_map.is_contiguous():
-        raise InputError(
-            _ASKED, "expert_map must be contiguous, on the device of the weights",
-            {"expert_map": expert_map.device, "weights": weights.gate_up.device}, "move it there",
         )

@@ -95,7 +95,8 @@ def _launch(
             _ASKED, f"at most {kernels.MAX_EXPERTS} local experts and {_MOST_IDS} ids are counted at once",
             {"experts": experts, "ids": total}, "split the tokens over several calls, or the experts over ranks",
         )
-    ids = topk_ids.contiguous()
+    # The kernel knows no strides. Copies may go when this returns: torch gives their memory to later work of the stream alone.
+    ids, expert_map = topk_ids.contiguous(), None if expert_map is None else expert_map.contiguous()
     values = (
         ids.data_ptr(), _address(expert_map), *map(_address, block_buffers or (None,) * 3), _address(offsets), rows.data_ptr(),
     )  # fmt: skip

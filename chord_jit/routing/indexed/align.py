@@ -92,25 +92,26 @@ def check_inputs(
         )
     check_sizes(_ASKED, block_m, experts, topk_ids.shape[1], topk_ids.numel())
     if expert_map is not None:
-        _check_map(expert_map, topk_ids)
+        check_map(_ASKED, expert_map, "topk_ids", topk_ids.device)
     if checked:
         _check_values(topk_ids, experts, expert_map)
 
 
-def _check_map(expert_map: torch.Tensor, topk_ids: torch.Tensor) -> None:
+def check_map(asked: str, expert_map: torch.Tensor, beside: str, where: torch.device) -> None:
+    """Raise ``InputTypeError`` or ``InputError`` for what is no int32 [global experts] on the device ``where``, that of ``beside``."""
     if not isinstance(expert_map, torch.Tensor) or expert_map.dtype is not torch.int32:
         raise InputTypeError(
-            _ASKED, "expert_map must be an int32 tensor", {"got": getattr(expert_map, "dtype", type(expert_map).__name__)},
+            asked, "expert_map must be an int32 tensor", {"got": getattr(expert_map, "dtype", type(expert_map).__name__)},
             "pass int32 local ids, -1 for experts of other ranks",
         )
     if expert_map.dim() != 1 or expert_map.numel() == 0:
         raise InputError(
-            _ASKED, "expert_map must be [global experts]", {"shape": list(expert_map.shape)}, "pass one local id per global expert"
+            asked, "expert_map must be [global experts]", {"shape": list(expert_map.shape)}, "pass one local id per global expert"
         )
-    if expert_map.device != topk_ids.device:
+    if expert_map.device != where:
         raise InputError(
-            _ASKED, "expert_map and topk_ids must lie on one device", {"expert_map": expert_map.device, "topk_ids": topk_ids.device},
-            "move expert_map to the device of topk_ids",
+            asked, f"expert_map and {beside} must lie on one device", {"expert_map": expert_map.device, beside: where},
+            f"move expert_map to the device of {beside}",
         )
 
 

@@ -101,6 +101,7 @@ ROUTINGS: dict[str, Callable[[Call], Call]] = {
     "ids past the map": with_map(3, 1, 0),
     "a map of none": with_map(*[-1] * EXPERTS),
     "a map out of range": with_map(0, EXPERTS, -3, INT32.max, INT32.min, 2),
+    "a strided map": lambda call: replace(call, expert_map=strided(with_map(2, -1, 0, 1, 5, -1)(call).expert_map[:, None])[:, 0]),
 }
 
 

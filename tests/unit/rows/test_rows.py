@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
@@ -54,6 +56,20 @@ def test_no_ids(ids):
     offsets, rows = route.groups(ids[:0], 5)
     assert offsets.tolist() == [0] * 6 and rows.shape == (0, 3)
     assert route.blocks(ids[:0], 8, 5)[1].shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "expert_map", [torch.tensor([2, 7, 0, 7, -1, 7]).int()[::2], torch.tensor([1]).int().expand(3)], ids=["entries apart", "one for all"]
+)
+def test_the_kernel_is_given_ids_and_map_without_strides(expert_map, monkeypatch):
+    ids, read = torch.tensor([[0, 9], [2, 9]], dtype=torch.int32)[:, :1], []
+
+    def enqueue(kernel, index, ids_at, map_at, *_):
+        read.append([(ctypes.c_int32 * size).from_address(at)[:] for at, size in ((ids_at, 2), (map_at, 3))])
+
+    monkeypatch.setattr(route.kernels, "enqueue", enqueue)
+    route._launch(ids, 3, expert_map, torch.empty(2, 1, dtype=torch.int32), 1, 2, None, None)
+    assert read == [[ids.flatten().tolist(), expert_map.tolist()]]
 
 
 @pytest.mark.parametrize("activate", [False, True])
