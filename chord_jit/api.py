@@ -163,9 +163,9 @@ def align_blocks(
     """Group routed ids by expert, each group padded to blocks of ``block_m``: the routing of ``indexed`` calls.
 
     ``topk_ids``: int32 or int64 [M, top_k], the expert of each routed id; -1 marks an id that goes nowhere.
-    ``experts``: experts of the weight on this rank, at most 2048 on a GPU. ``expert_map``: int32 [global experts] on the same
-    device, the local expert of each global one or -1; without it ids are local already. Ids of no local expert are left out, and
-    their output rows are not written.
+    ``experts``: experts of the weight on this rank, at most 2048 on a GPU, for at most 8388480 ids. ``expert_map``: int32
+    [global experts] on the same device, the local expert of each global one or -1; without it ids are local already. Ids of no
+    local expert are left out, and their output rows are not written.
 
     Buffers have the sizes that vLLM's ``moe_align_block_size`` allocates: capacity ``M * top_k + experts *
     (block_m - 1)``, at most ``M * top_k * block_m`` where ids are fewer than experts; so it need not be a multiple of
