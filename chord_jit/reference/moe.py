@@ -7,6 +7,7 @@ import torch
 from chord_jit.errors import InputError, InputTypeError
 from chord_jit.formats.moe_weights import MoEWeights
 from chord_jit.reference.w4a16 import check_x, multiply
+from chord_jit.routing.indexed.align import local_experts
 
 _ASKED = "compute the reference of a MoE layer"
 
@@ -37,22 +38,13 @@ def moe(
     out = x.new_zeros(x.shape[0], weights.down.n, dtype=torch.float64)
     if shared is not None:
         out += shared.double()
-    owners = _owners(topk_ids.long(), weights.gate_up.experts, expert_map)
-    for expert in owners.unique().tolist():
-        if expert >= 0:
-            token, slot = (owners == expert).nonzero(as_tuple=True)
-            middle = multiply(x[token], weights.gate_up, expert, swiglu=True, variant="exact")
-            rows = multiply(middle, weights.down, expert, swiglu=False, variant="exact")
-            out.index_add_(0, token, rows * topk_weights[token, slot].double().unsqueeze(-1))
+    local = local_experts(topk_ids.long().reshape(-1), weights.gate_up.experts, expert_map).view(topk_ids.shape)
+    for expert in local[local < weights.gate_up.experts].unique().tolist():
+        token, slot = (local == expert).nonzero(as_tuple=True)
+        middle = multiply(x[token], weights.gate_up, expert, swiglu=True, variant="exact")
+        rows = multiply(middle, weights.down, expert, swiglu=False, variant="exact")
+        out.index_add_(0, token, rows * topk_weights[token, slot].double().unsqueeze(-1))
     return out
-
-
-def _owners(ids: torch.Tensor, experts: int, expert_map: torch.Tensor | None) -> torch.Tensor:
-    """Local expert of each id, -1 for one that goes nowhere."""
-    if expert_map is not None:
-        known = (ids >= 0) & (ids < expert_map.numel())
-        ids = torch.where(known, expert_map.long()[ids.clamp(0, expert_map.numel() - 1)], -1)
-    return torch.where((ids >= 0) & (ids < experts), ids, -1)
 
 
 def _check(
