@@ -105,6 +105,7 @@ def _check(module: torch.nn.Module, name: str) -> None:
         "with a gate of their own": type(module)._apply_gate is not _default_apply_gate,
         "with another activation than SiLU": not isinstance(getattr(module, "act_fn", None), (torch.nn.SiLU, SiLUActivation)),
         "of which this rank has a share": getattr(module, "_is_expert_parallel", False),
+        "whose config has no number num_experts_per_tok": not isinstance(getattr(module.config, "num_experts_per_tok", None), int),
     }
     found = [what for what, true in other.items() if true]
     if found:

@@ -161,6 +161,10 @@ def with_nan(model):
     return model
 
 
+def configured(model, **others):
+    return changed(model, config=SimpleNamespace(_experts_implementation=ours.NAME, **others))
+
+
 def on_meta(model):
     module = layer_of(model)
     module.down_proj = torch.nn.Parameter(module.down_proj.to("meta"))
@@ -184,6 +188,8 @@ REFUSED = {
     "a norm": ("a norm behind", lambda m: changed(m, has_post_expert_norm=True)),
     "activation": ("another activation than SiLU", lambda m: changed(m, act_fn=torch.nn.GELU())),
     "gate": ("model.layers.0.mlp.experts\n.*\n.*a gate of their own", gated),
+    "no experts a token": ("no number num_experts_per_tok", configured),
+    "experts a token by layer": ("no number num_experts_per_tok", lambda m: configured(m, num_experts_per_tok=[2, 2])),
     "offloaded": ("device=meta", on_meta),
     "NaN": ("model.layers.0.mlp.experts\n.*must be finite", with_nan),
 }
