@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -80,8 +81,10 @@ class IndexedRouting:
         return -(-self.sorted_ids.numel() // self.block_m)
 
     def for_down(self) -> IndexedRouting:
-        """The same blocks over activations that hold one row per routed id: ``top_k`` becomes 1."""
-        return replace(self, top_k=1)
+        """The same blocks over activations that hold one row per routed id: ``top_k`` becomes 1. The verdict on the rest stays."""
+        other = copy(self)
+        object.__setattr__(other, "top_k", 1)
+        return other
 
     def __repr__(self) -> str:
         return (
