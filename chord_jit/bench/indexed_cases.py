@@ -54,23 +54,16 @@ def find_seed(tokens: int, experts: int, active: int, busiest: int | None = None
     )
 
 
-@dataclass(frozen=True)
-class Case(AnyCase):
-    """A layer called with one routing draw."""
+class DrawnCase(AnyCase):
+    """A case whose rows are those of one routing draw."""
 
-    layer: Layer
     draw: Draw
 
-    family: ClassVar[str] = "indexed"
-    kind: ClassVar[str] = "indexed"
-    layout: ClassVar[str] = "indexed"
     companions: ClassVar[tuple] = ()
-    reads: ClassVar[bool] = True
-    multiplies: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
-        return f"{self.layer.name}_{self.draw.tokens}"
+        return f"{self.layer.name}_{self.size}"
 
     @property
     def size(self) -> int:
@@ -94,6 +87,20 @@ class Case(AnyCase):
 
     def rows_per_expert(self) -> np.ndarray:
         return self.draw.rows_per_expert()
+
+
+@dataclass(frozen=True)
+class Case(DrawnCase):
+    """A layer called with one routing draw."""
+
+    layer: Layer
+    draw: Draw
+
+    family: ClassVar[str] = "indexed"
+    kind: ClassVar[str] = "indexed"
+    layout: ClassVar[str] = "indexed"
+    reads: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)

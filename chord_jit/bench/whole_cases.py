@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from chord_jit.bench.any_case import AnyCase
-from chord_jit.bench.indexed_cases import EP8_DRAWS, EP8_PREFILL_DRAWS, Draw
+from chord_jit.bench.indexed_cases import EP8_DRAWS, EP8_PREFILL_DRAWS, Draw, DrawnCase
 from chord_jit.bench.layers import EP8_DOWN, EP8_GATE_UP, Layer
 
 
@@ -38,7 +35,7 @@ class WholeLayer:
 
 
 @dataclass(frozen=True)
-class WholeCase(AnyCase):
+class WholeCase(DrawnCase):
     """A layer called with one routing draw, all picks of a token on local experts."""
 
     layer: WholeLayer
@@ -47,41 +44,13 @@ class WholeCase(AnyCase):
     family: ClassVar[str] = "layer"
     kind: ClassVar[str] = "layer"
     layout: ClassVar[str] = "layer"
-    companions: ClassVar[tuple] = ()
     reads: ClassVar[bool] = False
     multiplies: ClassVar[bool] = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.layer.name}_{self.size}"
-
-    @property
-    def size(self) -> int:
-        return self.draw.tokens
-
-    @property
-    def rows(self) -> int:
-        return self.draw.tokens * self.draw.picks
-
-    @property
-    def active(self) -> int:
-        return self.draw.active
-
-    @property
-    def busiest(self) -> int:
-        return self.draw.busiest
-
-    @property
-    def seed(self) -> int:
-        return self.draw.seed
 
     @property
     def flops(self) -> int:
         """Of both projections."""
         return sum(2 * self.rows * layer.n * layer.k for layer in (self.layer.gate_up, self.layer.down))
-
-    def rows_per_expert(self) -> np.ndarray:
-        return self.draw.rows_per_expert()
 
 
 EP8_LAYER = WholeLayer("ep8_layer", EP8_GATE_UP, EP8_DOWN)
