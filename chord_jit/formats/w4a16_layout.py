@@ -78,6 +78,10 @@ class PackedW4A16:
         """CUDA device index (-1 on the CPU) and address of the bytes, read once: a packed weight keeps its storage."""
         return self.data.get_device(), self.data.data_ptr()
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without ``place``: the bytes of a deep copy, or of another process, lie elsewhere."""
+        return {name: value for name, value in self.__dict__.items() if name != "place"}
+
     @property
     def nbytes(self) -> int:
         """Bytes held, padding included."""

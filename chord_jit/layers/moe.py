@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,6 +81,12 @@ class MoELayer(torch.nn.Module):
         if held.gate_up.data is not self.gate_up or held.down.data is not self.down:
             held = self._weights = MoEWeights(replace(held.gate_up, data=self.gate_up), replace(held.down, data=self.down))
         return held
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> MoELayer:
+        """What every move goes through: the bytes at the old place are given back now, not at the next call."""
+        super()._apply(fn, recurse)
+        self._weights = self.weights
+        return self
 
     def forward(
         self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, *, out: torch.Tensor | None = None

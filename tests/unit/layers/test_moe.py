@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import weakref
+
 import pytest
 import torch
 
@@ -86,6 +90,26 @@ def test_buffers_that_are_replaced_are_the_weights_from_then_on(call):
     assert layer.weights.gate_up.data is layer.gate_up
     layer.load_state_dict({"gate_up": weights.gate_up.data, "down": weights.down.data})
     assert_close(layer(x, ids, factors), moe(x, weights, ids, factors))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))], ids=["deepcopy", "pickle"])
+def test_a_copy_reads_its_own_weights(call, copied):
+    """Made after a call, which has read where the original's weights lie."""
+    weights, *given = call
+    layer = chord_jit.MoELayer(weights, top_k=TOP_K)
+    for name in ("gate_up", "down"):
+        assert getattr(layer.weights, name).place[1] == getattr(layer, name).data_ptr()
+    other = copied(layer)
+    for name in ("gate_up", "down"):
+        assert getattr(other.weights, name).place[1] == getattr(other, name).data_ptr() != getattr(layer, name).data_ptr()
+    assert torch.equal(other(*given), layer(*given))
+
+
+def test_a_move_leaves_no_weights_behind(reference_backend, seed):
+    layer = chord_jit.MoELayer(random_layer(EXPERTS, HIDDEN, NEURONS), top_k=TOP_K)
+    held = [weakref.ref(layer.gate_up), weakref.ref(layer.down)]
+    layer.to("meta")
+    assert [reference() for reference in held] == [None, None] and layer.weights.gate_up.device.type == "meta"
 
 
 def test_what_does_not_fit_is_refused(call):
