@@ -13,6 +13,7 @@ from chord_jit.errors import InputError, InputTypeError
 from chord_jit.formats.checkpoint import load_moe_layers
 from chord_jit.formats.model_config import read_model_shape
 from chord_jit.formats.moe_weights import MoEWeights
+from chord_jit.formats.share import Share
 from chord_jit.formats.w4a16_layout import require_layout, require_mode
 from chord_jit.routing.checks import check_int
 from chord_jit.routing.indexed.align import check_map
@@ -68,9 +69,9 @@ class MoELayer(torch.nn.Module):
         weights = load_moe_layers(path, layers=[layer], ep=ep, tp=tp, rank=rank, device=where)[layer]
         expert_map = None
         if ep > 1:
-            local, first = weights.gate_up.experts, rank // tp * weights.gate_up.experts
+            own = Share(ep, tp, rank).experts(shape)
             expert_map = torch.full((shape.experts,), -1, dtype=torch.int32)
-            expert_map[first : first + local] = torch.arange(local, dtype=torch.int32)
+            expert_map[own.start : own.stop] = torch.arange(len(own), dtype=torch.int32)
             expert_map = expert_map.to(where)
         return cls(weights, top_k=shape.top_k, expert_map=expert_map, shared=shared, workspace_bytes=workspace_bytes)
 
