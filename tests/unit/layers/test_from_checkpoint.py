@@ -28,7 +28,8 @@ def model(tmp_path_factory) -> Path:
 def test_the_ranks_add_up_to_the_layer(model, ep, tp, seed):
     """Every rank is handed the model's ids; the shared expert is one rank's alone."""
     ids = torch.rand(TOKENS, EXPERTS).argsort(1)[:, :TOP_K].contiguous()
-    x, factors = torch.randn(TOKENS, HIDDEN).bfloat16(), torch.rand(TOKENS, TOP_K)
+    # Routing weights that make the experts' sum as large as x, the shared result.
+    x, factors = torch.randn(TOKENS, HIDDEN).bfloat16(), torch.rand(TOKENS, TOP_K) / 10_000
     total = torch.zeros(TOKENS, HIDDEN, dtype=torch.float64)
     for rank in range(ep * tp):
         shared = torch.nn.Identity() if rank == 0 else None
