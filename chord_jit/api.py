@@ -192,16 +192,16 @@ def block_m_for(weight: PackedW4A16, expected_rows: float, *, swiglu: bool = Fal
     problem = _free_problem(weight, expected_rows, swiglu)
     if down is None:
         return _indexed.FAMILY.schedule(problem).bm
-    return _indexed.shared_block_m(problem, _free_problem(down, expected_rows, False))
+    return _indexed.shared_block_m(problem, _free_problem(down, expected_rows, False, weighted=True))
 
 
-def _free_problem(weight: PackedW4A16, expected_rows: float, swiglu: bool) -> object:
+def _free_problem(weight: PackedW4A16, expected_rows: float, swiglu: bool, weighted: bool = False) -> object:
     """What an indexed call on ``weight`` asks for while the routing's block size is open."""
     require_layout(weight)
     require_mode(weight, "indexed")
     facts = device.target("sm_90a") if on_host(weight.data) else device.facts(weight.place[0])
     return _indexed.FAMILY.problem(
-        facts, weight.experts, weight.n, weight.k, expected_rows, interleaved=weight.interleaved, swiglu=swiglu
+        facts, weight.experts, weight.n, weight.k, expected_rows, interleaved=weight.interleaved, swiglu=swiglu, weighted=weighted
     )
 
 

@@ -167,6 +167,15 @@ def test_v38_no_step_asks_for_what_warm_up_did_not_make(machine, monkeypatch, ra
     assert asked == warmed
 
 
+@pytest.mark.parametrize("hidden, inner, rows", [(1024, 384, 32), (2048, 384, 16), (7168, 2048, 8)])
+def test_the_block_size_for_both_projections_is_the_one_that_warm_up_makes(machine, hidden, inner, rows):
+    """Down's own tile with routing weights can be another than without: the first two are such sizes."""
+    model = Deployment(hidden, inner, 8, 2)
+    gate_up, down = weight_of(8, *model.gate_up, interleaved=True), weight_of(8, *model.down)
+    made = {one.block_m for one in FAMILY.deployment(model, H200) if one.swiglu and one.expected_rows == rows}
+    assert made == {api.block_m_for(gate_up, rows, swiglu=True, down=down)}
+
+
 # -- architectures and dequantisation -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("arch, dequant", [("sm_90a", "Subnormal"), ("sm_100a", "Magic"), ("sm_103a", "Magic")])
 def test_dequantisation_follows_the_architecture(arch, dequant):
