@@ -47,9 +47,8 @@ def combine_rows(
     if not x.is_cuda:
         return _on_host(x, rows, out, weights, addend)
     kernels.enqueue(
-        kernels.COMBINE, x.get_device(), x.data_ptr(), rows.data_ptr(), 0 if weights is None else weights.data_ptr(),
-        0 if addend is None else addend.data_ptr(), out.data_ptr(), tokens, hidden // 8, top_k,
-    )  # fmt: skip
+        kernels.COMBINE, x.get_device(), *map(kernels.address, (x, rows, weights, addend, out)), tokens, hidden // 8, top_k,
+    )
     return out
 
 

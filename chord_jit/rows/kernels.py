@@ -62,6 +62,11 @@ def launch(kernel: RowKernel, index: int) -> Launch:
     return found
 
 
+def address(tensor: torch.Tensor | None) -> int:
+    """What a kernel is told of an argument: a null pointer for one that was left out."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 def enqueue(kernel: RowKernel, index: int, *values: int) -> None:
     """One launch on the current stream of device ``index``."""
     if torch._C._cuda_getDevice() == index:

@@ -58,14 +58,10 @@ def move_rows(
     if not x.is_cuda:
         return _on_host(x, out, activate, destinations, limit, counts)
     kernels.enqueue(
-        kernels.MOVE, x.get_device(), x.data_ptr(), out.data_ptr(), _address(destinations), _address(limit), _address(counts),
+        kernels.MOVE, x.get_device(), x.data_ptr(), out.data_ptr(), *map(kernels.address, (destinations, limit, counts)),
         rows, out.shape[0], columns // 8, each, rows // blocks, activate,
     )  # fmt: skip
     return out
-
-
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _on_host(
@@ -73,7 +69,7 @@ def _on_host(
     counts: torch.Tensor | None,
 ) -> torch.Tensor:
     rows = torch.arange(x.shape[0])
-    to = rows.view(-1, 1) if destinations is None else destinations.long().view(x.shape[0], -1)
+    to = rows.view(-1, 1) if destinations is None else destinations.long().view(x.shape[0], destinations.numel() // x.shape[0])
     wanted = (to >= 0) & (to < (out.shape[0] if limit is None else min(int(limit), out.shape[0])))
     if counts is not None:
         block = x.shape[0] // counts.numel()

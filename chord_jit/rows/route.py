@@ -97,9 +97,7 @@ def _launch(
         )
     # The kernel knows no strides. Copies may go when this returns: torch gives their memory to later work of the stream alone.
     ids, expert_map = topk_ids.contiguous(), None if expert_map is None else expert_map.contiguous()
-    values = (
-        ids.data_ptr(), _address(expert_map), *map(_address, block_buffers or (None,) * 3), _address(offsets), rows.data_ptr(),
-    )  # fmt: skip
+    values = tuple(map(kernels.address, (ids, expert_map, *(block_buffers or (None,) * 3), offsets, rows)))
     sizes = (total, experts, 0 if expert_map is None else expert_map.numel(), block_m, capacity, ids.dtype is torch.int64)
     if total <= _WHOLE_IDS:
         kernels.enqueue(kernels.ROUTE_WHOLE, index, *values, 0, *sizes, _WHOLE, 0)
@@ -108,7 +106,3 @@ def _launch(
         chunks = scratch.address(index, torch._C._cuda_getCurrentRawStream(index), 4 * experts * kernels.CHUNKS)
     for phase in (_COUNT, _PLACE):
         kernels.enqueue(kernels.ROUTE_CHUNKS, index, *values, chunks, *sizes, phase, 0)
-
-
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()

@@ -86,6 +86,12 @@ def test_rows_go_to_each_of_their_destinations_below_the_limit(activate):
             assert out[row].isnan().all()
 
 
+def test_rows_without_destinations_go_nowhere():
+    out = torch.full((4, 16), NAN).bfloat16()
+    move_rows(bf16(4, 16), out, destinations=torch.empty(4, 0, dtype=torch.int32))
+    assert out.isnan().all()
+
+
 def test_rows_past_a_count_are_neither_read_nor_written():
     x, out = bf16(6, 16), torch.full((6, 16), NAN).bfloat16()
     x[1], x[5] = NAN, float("inf")
