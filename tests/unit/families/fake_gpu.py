@@ -17,7 +17,9 @@ from chord_jit.families.indexed_launch import MMA_PARAMS, RESIDENT_PARAMS, WGMMA
 from chord_jit.formats.w4a16 import PackedW4A16, allocate
 from chord_jit.jit import engine, launch, scratch, slots
 from chord_jit.routing.indexed import IndexedRouting, align_blocks
+from chord_jit.rows import kernels as row_kernels
 from tests.unit.jit.fake_driver import FakeDriver
+from tests.unit.rows.parameters import LAYOUTS
 
 H200 = device.target("sm_90a")
 _ROUTING = ("sorted_ids", "expert_ids", "padded", "id_capacity", "block_capacity", "routed_rows", "top_k", "experts", "sub_blocks")
@@ -26,7 +28,7 @@ PARAMETERS = {
     "w4a16_mma": (("x", "weight", "out", "row_weights", "ticket", *_ROUTING, "routed_before", "reserved"), MMA_PARAMS),
     "w4a16_wgmma": (("x", "row_weights", "weight", "out", "ticket", "joints", "sums", *_ROUTING), WGMMA_PARAMS),
     "w4a16_resident": (("x", "row_weights", "weight", "out", "ticket", *_ROUTING), RESIDENT_PARAMS),
-}
+} | {stem: ((*pointers, *numbers), row_kernels.ALL[stem][0].params) for stem, (pointers, numbers) in LAYOUTS.items()}
 STREAM = 0x5157
 TICKET = 0x7000
 SUMS = 0x5000_0000
@@ -133,6 +135,7 @@ def machine(monkeypatch) -> Machine:
     monkeypatch.setattr(launch, "driver", machine.driver)
     monkeypatch.setattr(engine, "load", machine.load)
     monkeypatch.setattr(indexed_launch, "_bound", {})
+    monkeypatch.setattr(row_kernels, "_launches", {})
     monkeypatch.setattr(slots, "prepare", lambda index: machine.slots.append((index, None, machine.current)))
     monkeypatch.setattr(slots, "address", machine.address)
     monkeypatch.setattr(scratch, "address", machine.scratch)

@@ -6,6 +6,7 @@ import pytest
 
 from chord_jit.rows import kernels
 from tests.unit.kernels.checks import check
+from tests.unit.rows.parameters import LAYOUTS
 from tests.unit.schedules.device_asserts import compile_asserts, order_asserts
 
 TARGETS = ("sm_90a", "sm_100a", "sm_103a")
@@ -15,25 +16,6 @@ MEANT = {
     "move_rows": (r"LDG\.E\.128", r"STG\.E\.128"),
     "combine_rows": (r"LDG\.E\.128", r"STG\.E\.128", "ACQBULK"),
 }
-BF16, INTS = "__nv_bfloat16", "int"
-#: Pointers, then numbers, in the order of each parameter struct.
-LAYOUTS = {
-    "route_rows": (
-        {
-            "ids": INTS, "expert_map": INTS, "sorted_ids": INTS, "expert_ids": INTS, "padded": INTS, "offsets": "int64_t", "rows": INTS,
-            "chunks": INTS,
-        },
-        ("total", "experts", "map_size", "block_m", "capacity", "wide", "phase", "reserved"),
-    ),
-    "move_rows": (
-        {"x": BF16, "out": BF16, "destinations": INTS, "limit": "int64_t", "counts": INTS},
-        ("rows", "out_rows", "vectors", "each", "block", "activate"),
-    ),
-    "combine_rows": (
-        {"x": BF16, "rows": INTS, "weights": "float", "addend": BF16, "out": BF16},
-        ("tokens", "vectors", "top_k"),
-    ),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("arch", TARGETS)

@@ -1,0 +1,86 @@
+"""What the row kernels are told, on a GPU that is not there, and what a layer's products are told of the launch before them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from chord_jit.families.indexed_launch import PRODUCT, ROUTING
+from chord_jit.rows import pipeline, route
+from chord_jit.rows.combine import combine_rows
+from chord_jit.rows.move import move_rows
+from tests.unit.families.fake_gpu import H200, STREAM, SUMS, bf16, machine, on_gpu
+from tests.unit.layers.random_layer import random_layer
+
+__all__ = ["machine"]
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return on_gpu(torch.zeros(shape, dtype=torch.int32))
+
+
+def told(machine) -> dict[str, int]:
+    """The parameters of the only launch."""
+    (call,) = machine.calls
+    return call
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_combination(machine, given):
+    x, rows, out = bf16(40, 64), ints(5, 3), bf16(5, 64)
+    weights, addend = (on_gpu(torch.zeros(5, 3)), bf16(5, 64)) if given else (None, None)
+    assert combine_rows(x, rows, out, weights=weights, addend=addend) is out
+    assert told(machine) == {
+        "x": x.data_ptr(), "rows": rows.data_ptr(), "weights": weights.data_ptr() if given else 0,
+        "addend": addend.data_ptr() if given else 0, "out": out.data_ptr(), "tokens": 5, "vectors": 8, "top_k": 3,
+    }  # fmt: skip
+    (launch,) = machine.driver.launches
+    assert (launch.stream, launch.grid, launch.early) == (STREAM, (16 * H200.sms, 1, 1), True)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_move(machine, given):
+    x, out = bf16(6, 128), bf16(9, 64 if given else 128)
+    options = {"destinations": ints(6, 4), "limit": on_gpu(torch.zeros(1, dtype=torch.int64)), "counts": ints(2)} if given else {}
+    assert move_rows(x, out, activate=given, **options) is out
+    addresses = {name: options[name].data_ptr() if given else 0 for name in ("destinations", "limit", "counts")}
+    sizes = {"vectors": 8, "each": 4, "block": 3, "activate": 1} if given else {"vectors": 16, "each": 1, "block": 6, "activate": 0}
+    assert told(machine) == {"x": x.data_ptr(), "out": out.data_ptr(), **addresses, "rows": 6, "out_rows": 9, **sizes}
+    assert not machine.driver.launches[0].early
+
+
+def test_few_ids_are_one_ctas(machine):
+    ids, expert_map, rows, offsets = on_gpu(torch.zeros(4, 2, dtype=torch.int64)), ints(9), ints(4, 2), ints(6)
+    route._launch(ids, 5, expert_map, rows, 1, 8, None, offsets)
+    assert told(machine) == {
+        "ids": ids.data_ptr(), "expert_map": expert_map.data_ptr(), "sorted_ids": 0, "expert_ids": 0, "padded": 0,
+        "offsets": offsets.data_ptr(), "rows": rows.data_ptr(), "chunks": 0, "total": 8, "experts": 5, "map_size": 9, "block_m": 1,
+        "capacity": 8, "wide": 1, "phase": 0, "reserved": 0,
+    }  # fmt: skip
+    assert machine.driver.launches[0].grid == (1, 1, 1)
+
+
+def test_many_ids_are_counted_and_then_placed_through_one_scratch(machine):
+    ids, rows, blocks = ints(1025, 2), ints(1025, 2), (ints(2400), ints(150), ints(1))
+    route._launch(ids, 10, None, rows, 16, 2400, blocks, None)
+    counted, placed = machine.calls
+    assert counted | {"phase": 2} == placed and counted["phase"] == 1
+    assert counted["wide"] == counted["expert_map"] == counted["map_size"] == counted["offsets"] == 0
+    assert [counted[name] for name in ("sorted_ids", "expert_ids", "padded")] == [buffer.data_ptr() for buffer in blocks]
+    assert counted["chunks"] == SUMS and machine.sums == [(0, STREAM, 4 * 10 * 128)]
+    assert [launch.grid for launch in machine.driver.launches] == [(128, 1, 1)] * 2
+
+
+def test_products_follow_what_they_are_told(reference_backend, monkeypatch, seed):
+    """gate/up starts while the routing is still being written, down while gate/up runs: nothing may come in between."""
+    seen = []
+
+    def noted(name, call):
+        return lambda *given, **options: seen.append((name, options.get("after"))) or call(*given, **options)
+
+    monkeypatch.setattr(pipeline.route, "blocks", noted("blocks", pipeline.route.blocks))
+    monkeypatch.setattr(pipeline.indexed.FAMILY, "run", noted("product", pipeline.indexed.FAMILY.run))
+    monkeypatch.setattr(pipeline, "combine_rows", noted("combine", combine_rows))
+    weights, ids = random_layer(4, 64, 32), torch.zeros(3, 2, dtype=torch.int32)
+    pipeline.run(torch.randn(3, 64).bfloat16(), weights, ids, torch.rand(3, 2), 2)
+    assert seen == [("blocks", None), ("product", ROUTING), ("product", PRODUCT), ("combine", None)]
