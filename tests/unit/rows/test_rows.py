@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from chord_jit.errors import InputError, InputTypeError
-from chord_jit.routing.indexed import align_blocks
 from chord_jit.rows import route
 from chord_jit.rows.combine import combine_rows
 from chord_jit.rows.move import move_rows
@@ -31,10 +30,15 @@ def ids() -> torch.Tensor:
 EXPERT_MAP = torch.tensor([4, -1, 0, 1, 9, 2, -1, 3], dtype=torch.int32)
 
 
+def local_of(ids: torch.Tensor, expert_map: torch.Tensor | None) -> list[int]:
+    """What each id names: a local expert in 0 .. 4, or anything else."""
+    return [-1 if i < 0 else i if expert_map is None else int(expert_map[i]) for i in ids.flatten().tolist()]
+
+
 @pytest.mark.parametrize("expert_map", [None, EXPERT_MAP], ids=["local", "map"])
 def test_groups_are_the_ids_of_each_expert_in_their_order(ids, expert_map):
     offsets, rows = route.groups(ids, 5, expert_map=expert_map)
-    local = [-1 if i < 0 else i if expert_map is None else int(expert_map[i]) for i in ids.flatten().tolist()]
+    local = local_of(ids, expert_map)
     wanted = [i for expert in range(5) for i, owner in enumerate(local) if owner == expert]
     assert offsets.dtype is torch.int64 and rows.dtype is torch.int32 and rows.shape == ids.shape
     assert offsets.tolist() == [sum(owner < stop for owner in local if 0 <= owner < 5) for stop in range(6)]
@@ -43,13 +47,13 @@ def test_groups_are_the_ids_of_each_expert_in_their_order(ids, expert_map):
 
 
 @pytest.mark.parametrize("expert_map", [None, EXPERT_MAP], ids=["local", "map"])
-def test_blocks_are_those_of_align_blocks_and_say_which_ids_have_a_row(ids, expert_map):
+def test_ids_of_local_experts_have_the_row_of_their_number(ids, expert_map):
+    """And no other ids have one; they are the ids that the blocks name."""
     routing, rows = route.blocks(ids, 8, 5, expert_map=expert_map)
-    same = align_blocks(ids, 8, 5, expert_map=expert_map)
-    assert torch.equal(routing.sorted_ids, same.sorted_ids) and torch.equal(routing.expert_ids, same.expert_ids)
     used = routing.sorted_ids[: int(routing.num_tokens_padded)]
     named = set(used[used < ids.numel()].tolist())
-    assert rows.flatten().tolist() == [i if i in named else -1 for i in range(ids.numel())]
+    assert rows.dtype is torch.int32 and rows.flatten().tolist() == [i if i in named else -1 for i in range(ids.numel())]
+    assert named == {i for i, owner in enumerate(local_of(ids, expert_map)) if 0 <= owner < 5}
 
 
 def test_no_ids(ids):
