@@ -25,8 +25,8 @@ from chord_jit.rows import kernels, pipeline, route
 from chord_jit.rows.combine import combine_rows
 from chord_jit.schedules.schedule import Schedule
 
-#: What the layer adds up to: its two products, and the kernels around them.
-PRODUCTS, AROUND = ("gate_up", "down"), ("route", "combine")
+#: The parts of a layer that read its weights, so take the layers in turn.
+PRODUCTS = ("gate_up", "down")
 
 Call = Callable[[], object]
 

@@ -61,6 +61,7 @@ class Exact:
 
     @classmethod
     def of(cls, layers: Sequence[MoEWeights], inputs: WholeInputs) -> Exact:
+        """By the references, on the device of the inputs."""
         routing = inputs.routing(_REFERENCE_BLOCK)
         wide = indexed(inputs.x, layers[0].gate_up, routing)
         gate, up = wide.chunk(2, 1)

@@ -33,6 +33,7 @@ class RowKernel:
     early: bool = False
 
     def spec(self, arch: str) -> KernelSpec:
+        """What is compiled for ``arch``; launches of any grid share it."""
         return KernelSpec(self.stem, self.config, arch)
 
 

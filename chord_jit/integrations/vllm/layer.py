@@ -34,6 +34,7 @@ class ServedLayer:
 
     @property
     def facts(self) -> DeviceFacts:
+        """Of the GPU that holds the layer."""
         return place.facts_of(self.index)
 
     def packed(self, weight: torch.Tensor) -> PackedW4A16:
