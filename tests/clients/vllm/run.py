@@ -1,5 +1,5 @@
 """Scenarios in this process: ``python -m tests.clients.vllm.run TREE RESULT DEVICE``. RESULT is JSON, a scenario's name to "" or its
-traceback. On a GPU those that need one run too.
+traceback, written after each, so that a process that is stopped leaves what it found. On a GPU those that need one run too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from tests.clients.vllm import on_gpu, scenarios
 from tests.clients.vllm.engine import Engine
 
 ROOT = Path(__file__).resolve().parents[3]
-_SECONDS = 900
 
 
 def main(tree: str, result: str, device: str) -> None:
@@ -27,26 +27,38 @@ def main(tree: str, result: str, device: str) -> None:
     from vllm.v1.worker.workspace import init_workspace_manager
 
     init_workspace_manager(torch.device(device), num_ubatches=1)
-    outcome = {}
-    for name, scenario in (scenarios.SCENARIOS if device == "cpu" else {**scenarios.SCENARIOS, **on_gpu.SCENARIOS}).items():
+    wanted = scenarios.SCENARIOS if device == "cpu" else {**scenarios.SCENARIOS, **on_gpu.SCENARIOS}
+    outcome = dict.fromkeys(wanted, "not reached")
+    for name, scenario in wanted.items():
         torch.manual_seed(0)
+        begin = time.monotonic()
         try:
             scenario(engine)
             outcome[name] = ""
         except Exception:
             outcome[name] = traceback.format_exc()
-    Path(result).write_text(json.dumps(outcome))
+        Path(result).write_text(json.dumps(outcome))
+        print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)
 
 
 def in_child(tree: Path, folder: Path, device: str, **environment: str) -> dict[str, str]:
-    """The outcome of all scenarios for ``device``, and what was said as ``log``. A child that breaks is an assertion with its output."""
-    result = folder / "result.json"
+    """The outcome of all scenarios for ``device``, and what was said as ``log``. A child that breaks is an assertion with its output.
+
+    A child is stopped after ``TEST_VLLM_SECONDS`` (default 900): scenarios that it did not reach say so.
+    """
+    result, said = folder / "result.json", folder / "log"
     command = [sys.executable, "-m", "tests.clients.vllm.run", str(tree), str(result), device]
     others = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
     given = {**others, "PYTHONPATH": str(ROOT), "VLLM_NO_USAGE_STATS": "1", **environment}
-    child = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=_SECONDS)
-    assert child.returncode == 0, child.stdout[-4000:] + child.stderr[-4000:]
-    return {**json.loads(result.read_text()), "log": child.stdout + child.stderr}
+    seconds = float(os.environ.get("TEST_VLLM_SECONDS", 900))
+    with said.open("w") as log:
+        try:
+            code = subprocess.run(command, cwd=ROOT, env=given, stdout=log, stderr=subprocess.STDOUT, timeout=seconds).returncode
+        except subprocess.TimeoutExpired:
+            code = None
+    text = said.read_text()
+    assert code == 0 or (code is None and result.exists()), text[-8000:]
+    return {**json.loads(result.read_text()), "log": text}
 
 
 if __name__ == "__main__":
