@@ -25,6 +25,7 @@ from chord_jit.families.grouped import FAMILY as GROUPED
 from chord_jit.families.indexed import FAMILY
 from chord_jit.jit import engine
 from chord_jit.jit.render import render
+from chord_jit.rows.kernels import ALL
 
 installed = Path(chord_jit.__file__).parent
 assert installed.is_relative_to(sys.prefix), installed
@@ -36,7 +37,7 @@ short = FAMILY.problem(device.target("sm_90a"), 8, 512, 256, 256.0)
 resident = next(one for one in FAMILY.candidates(short) if one.kernel == "w4a16_resident")
 kernels = (
     FAMILY.spec(problem, FAMILY.schedule(problem)), GROUPED.spec(many, GROUPED.schedule(many)), FAMILY.spec(short, resident),
-    FORMS[0].spec("sm_90a"),
+    FORMS[0].spec("sm_90a"), *(kinds[0].spec("sm_90a") for kinds in ALL.values()),
 )
 specs = {spec.stem: spec for spec in kernels}
 assert set(specs) == {path.name.removesuffix(".cu.j2") for path in assets.folder("templates").glob("*.cu.j2")}

@@ -59,7 +59,7 @@ def gpu(monkeypatch):
 
     def bind(spec, index, threads, shared_bytes, *_):
         seen.append((spec, index, shared_bytes))
-        return SimpleNamespace(ctas=132)
+        return SimpleNamespace(ctas=132, early=lambda: None)
 
     def load(spec, index, shared_bytes):
         seen.append((spec, index, shared_bytes))

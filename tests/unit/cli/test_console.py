@@ -19,6 +19,7 @@ class Terminal(io.StringIO):
 def test_progress_counts_to_the_end_on_standard_error(stream, moves, monkeypatch, capsys):
     shown = stream()
     monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
     with console.counting("kernels") as progress:
         for done in range(1, 41):
             progress(done, 40, None)

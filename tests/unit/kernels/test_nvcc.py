@@ -13,6 +13,7 @@ from chord_jit.families.indexed import FAMILY as INDEXED
 from chord_jit.jit import elf, engine, toolchain
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.jit.warmup import warm_up
+from chord_jit.rows.kernels import ALL
 from chord_jit.schedules.schedule import Schedule
 
 SHAPE = (8, 512, 1024)
@@ -21,6 +22,7 @@ SHAPE = (8, 512, 1024)
 def specs() -> list[KernelSpec]:
     """A kernel of each template for each target that it serves."""
     made = [FORMS[0].spec(arch) for arch in device.TARGETS]
+    made += [kinds[0].spec(arch) for kinds in ALL.values() for arch in device.TARGETS]
     for facts in device.TARGETS.values():
         problem = INDEXED.problem(facts, *SHAPE, 4.0, interleaved=True, swiglu=True)
         made.append(INDEXED.spec(problem, INDEXED.schedule(problem)))

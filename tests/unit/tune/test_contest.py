@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chord_jit.bench.cases import CASES, select
+from chord_jit.cli.bench import CALL_SETS
 from chord_jit.families.indexed import FAMILY
 from chord_jit.schedules import cost, table
 from chord_jit.schedules.deployment import Deployment
@@ -47,7 +48,7 @@ def test_layer_by_layer_and_from_few_rows_to_many():
     assert order == [("ep8_down", 8), ("ep8_down", 64), ("ep8_down", 400), ("ep8_gate_up", 8), ("ep8_gate_up", 64), ("ep8_gate_up", 400)]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CALL_SETS)
 def test_every_case_has_its_own_name_and_a_key_that_tables_know(name):
     found = contests(with_companions(CASES[name]), H200, forms=(False, True), most=1)
     assert len({one.name for one in found}) == len(found)
