@@ -88,7 +88,7 @@ def _of_cublas(row: Mapping) -> str:
 
 
 def _ratio(row: Mapping) -> str:
-    return number(quotient(targets.peer_best(row), median(row, "ours")), 2)
+    return number(quotient(targets.peer_time(row), median(row, "ours")), 2)
 
 
 def _gbps(row: Mapping) -> str:

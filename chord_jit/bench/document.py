@@ -26,7 +26,8 @@ kernels that those runs launched are not those of the tree. Every row is shown, 
 - **routed rows**: of a whole call, on eight experts a token, drawn at random. **rows**: per expert. **ragged**: rows fall on
   experts at random; **most rows**: of one expert; **equal rows**: as many in all.
 - **layer**: from hidden states and routed ids to combined output, every call a CUDA graph, three layers of weights in turn.
-  **both products**: its two GEMMs alone, SwiGLU and routing weights folded in; their sum holds the cost of a sample twice.
+  **both products**: its two GEMMs alone, SwiGLU and routing weights folded in; their sum holds the cost of a sample twice. Of the
+  peer's time the ratio takes away what the stand-ins around its kernels take beyond our own kernels.
 - A peer whose samples were disturbed (90th percentile more than twice the 10th) is not quoted in that row.
 - Differences below 3 % between two runs mean nothing: the GPU sits at its power limit.
 

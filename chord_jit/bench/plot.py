@@ -8,6 +8,8 @@ from pathlib import Path
 
 from chord_jit.bench import report, targets
 
+#: Inches that heading and legend take side by side.
+_LEAST_WIDTH = 9.6
 #: Variant, label and colour, in the order of the bars.
 _READER = ("reader", "read only", "#9aa0a6")
 _SERIES = (
@@ -51,7 +53,7 @@ def draw(result: Mapping, path: Path) -> None:
     from matplotlib.figure import Figure
 
     layers = list(dict.fromkeys(row["layer"] for row in result["rows"]))
-    figure = Figure(figsize=(6.4 * len(layers), 4.6), layout="constrained")
+    figure = Figure(figsize=(max(6.4 * len(layers), _LEAST_WIDTH), 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(layers), squeeze=False)[0]
     for axis, layer in zip(axes, layers, strict=True):

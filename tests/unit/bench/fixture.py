@@ -70,7 +70,7 @@ def layer_row(name: str = "ep8_layer_20", **changes) -> dict:
         "ours": variant(285.0, error=3.4e-3, schedule="w4a16_mma 16x128x512 s3; w4a16_mma 16x128x256 s3"),
         "gate_up": variant(186.0, error=2.2e-3, schedule="w4a16_mma 16x128x512 s3"),
         "down": variant(94.0, error=1.7e-3, schedule="w4a16_mma 16x128x256 s3"),
-        "route": variant(6.0), "combine": variant(5.0, error=1.7e-3),
+        "route": variant(7.0), "combine": variant(6.0, error=1.7e-3),
         "peer_default": variant(372.0, error=4.1e-3, configuration="indexed: 8x128x64; 8x256x128"),
         "peer_best": variant(362.0, error=4.1e-3, configuration="indexed: 8x128x64; 8x128x64"),
         **{f"peer_{step}": variant(us) for step, us in _PEER_STEPS.items()},

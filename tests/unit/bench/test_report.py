@@ -66,7 +66,7 @@ def test_prefill_rows_show_routed_rows_rates_and_energy():
 def test_a_whole_layer_shows_its_parts_beside_the_peers():
     shown = {column.title: column.show(fixture.layer_row()) for column in columns.FULL["layer"]}
     assert (shown["tokens"], shown["routed rows"], shown["peer best / ours"]) == ("20", "160", "1.27")
-    assert shown["gate/up / down / route / combine us"] == "186.0 / 94.0 / 6.0 / 5.0"
+    assert shown["gate/up / down / route / combine us"] == "186.0 / 94.0 / 7.0 / 6.0"
     assert (shown["beyond both products us"], shown["over both products"]) == ("5.0", "1.018")
     assert shown["its align / gate/up / SwiGLU / down / combine us"] == "7.0 / 215.0 / 5.0 / 110.0 / 6.0"
     assert (shown["error ours / peer"], shown["verdict"]) == ("3.40e-03 / 4.10e-03", "pass")

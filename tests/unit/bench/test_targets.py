@@ -6,7 +6,7 @@ import pytest
 
 from chord_jit.bench.cases import CASES
 from chord_jit.bench.results import PUBLISHED
-from chord_jit.bench.targets import TARGETS, Target, peer_best, tflops, verdicts
+from chord_jit.bench.targets import TARGETS, Target, peer_best, peer_time, tflops, verdicts
 from tests.unit.bench import fixture
 
 
@@ -185,3 +185,16 @@ def test_disturbed_samples_never_stand_for_the_peer():
     assert "peer's best / ours" not in [verdict.rule for verdict in verdicts(row)]
     row["variants"]["peer_default"]["us"] |= {"p90": 20.0}
     assert peer_best(row) == 10.0
+
+
+def test_stand_ins_cost_the_peer_no_more_than_us():
+    row = fixture.layer_row()
+    row["variants"]["peer_best"]["configuration"] = "indexed: 8x128x64"
+    times = {"route": 9.0, "combine": 8.0, "peer_align": 16.0, "peer_combine": 7.0}
+    for name, median in times.items():
+        row["variants"][name] = fixture.variant(median)
+    best = peer_best(row)
+    assert peer_time(row) == best - 7.0
+    row["variants"]["peer_best"]["configuration"] = "offsets: 8x128x64"
+    assert peer_time(row) == best
+    assert peer_time(fixture.row()) == peer_best(fixture.row())
