@@ -13,10 +13,10 @@ from functools import lru_cache
 import torch
 
 from chord_jit import device, knobs
+from chord_jit.device import DeviceFacts
 from chord_jit.errors import InputError
 from chord_jit.families import grouped, indexed
 from chord_jit.families.indexed_launch import PRODUCT, ROUTING
-from chord_jit.families.refusals import on_host
 from chord_jit.formats.moe_weights import MoEWeights
 from chord_jit.routing.indexed.align import whole_model
 from chord_jit.rows import route
@@ -61,8 +61,7 @@ def tokens_at_once(weights: MoEWeights, top_k: int, workspace_bytes: int) -> int
 
 def way_of(weights: MoEWeights, expected_rows: float) -> str:
     """The way for ``expected_rows`` rows an expert of these weights."""
-    index = weights.gate_up.place[0]
-    return way_for("sm_90a" if index < 0 else device.facts(index).arch, weights.down.k, expected_rows)
+    return way_for(_facts(weights.gate_up.place[0]).arch, weights.down.k, expected_rows)
 
 
 def way_for(arch: str, neurons: int, expected_rows: float) -> str:
@@ -104,16 +103,20 @@ _CALLS = {"indexed": _indexed, "contiguous": _contiguous}
 
 def block_m_for(weights: MoEWeights, expected_rows: float) -> int:
     """The block of one routing for both products; memoised until a knob changes."""
-    gate_up, down = weights.gate_up, weights.down
-    index = -1 if on_host(gate_up.data) else gate_up.place[0]
-    return _block_m(index, gate_up.experts, (gate_up.n, gate_up.k), (down.n, down.k), indexed.size_for(expected_rows), knobs.generation)
+    gate_up, down, rows = weights.gate_up, weights.down, indexed.size_for(expected_rows)
+    return _block_m(gate_up.place[0], gate_up.experts, (gate_up.n, gate_up.k), (down.n, down.k), rows, knobs.generation)
 
 
 @lru_cache(maxsize=4096)
 def _block_m(index: int, experts: int, gate_up: tuple[int, int], down: tuple[int, int], rows: float, generation: int) -> int:
-    facts = device.target("sm_90a") if index < 0 else device.facts(index)
+    facts = _facts(index)
     free = indexed.FAMILY.problem(facts, experts, *gate_up, rows, interleaved=True, swiglu=True)
     return indexed.shared_block_m(free, indexed.FAMILY.problem(facts, experts, *down, rows, weighted=True))
+
+
+def _facts(index: int) -> DeviceFacts:
+    """Of the weights' GPU; of an H200 for those on the CPU, whose calls the references compute."""
+    return device.target("sm_90a") if index < 0 else device.facts(index)
 
 
 def _workspace(weights: MoEWeights, rows: int, where: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
