@@ -14,14 +14,7 @@ from tests.unit.ops.calls import KINDS, TOP_K, N, make, weights_for
 
 CALLS = {"indexed": chord_jit.indexed, "blocks": chord_jit.contiguous, "offsets": chord_jit.contiguous, "masked": chord_jit.masked}
 SIZES = (5, 7, 150, 20, 300)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    """No compiled code of another test, before or after."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.mark.parametrize("options", [{}, dict(swiglu=True)], ids=["plain", "swiglu"])

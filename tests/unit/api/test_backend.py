@@ -16,12 +16,6 @@ from tests.unit.ops.calls import EXPERTS, KINDS, POISON, K, N, assert_rounded, m
 __all__ = ["family", "machine"]
 
 
-@pytest.fixture
-def reference_backend():
-    with knobs.scope(CHORD_BACKEND="reference"):
-        yield
-
-
 # -- values -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("swiglu", [False, True])
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,9 +18,6 @@ from chord_jit.integrations import transformers as ours
 from chord_jit.reference.moe import moe
 from tests.unit.integrations import tiny_models as tiny
 from tests.unit.integrations.agreement import assert_same_tokens, relative
-from tests.unit.ops.conftest import fresh_compiler
-
-__all__ = ["fresh_compiler"]
 
 pytest.importorskip("transformers")
 TOKENS = 12
