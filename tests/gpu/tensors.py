@@ -22,6 +22,13 @@ def bits(out: torch.Tensor) -> torch.Tensor:
     return out.view(torch.int16)
 
 
+def poisoned(*shape: int, where: torch.device) -> torch.Tensor:
+    """BF16 that no arithmetic makes, so that an unwritten element shows."""
+    out = torch.empty(*shape, dtype=torch.bfloat16, device=where)
+    bits(out).fill_(POISON)
+    return out
+
+
 def generator_of(where: torch.device, seed: int) -> torch.Generator:
     return torch.Generator(where).manual_seed(seed)
 

@@ -11,7 +11,7 @@ from chord_jit.errors import CaptureError
 from chord_jit.reference.moe import moe
 from chord_jit.rows import pipeline
 from tests.gpu.launches import capture
-from tests.gpu.tensors import POISON, bits
+from tests.gpu.tensors import POISON, bits, poisoned
 from tests.unit.layers.random_layer import random_layer
 
 #: Tokens, top_k, local experts, hidden, neurons, experts of the map (0: none).
@@ -45,12 +45,6 @@ def assert_close(found: torch.Tensor, exact: torch.Tensor) -> None:
     assert error < 8e-3, f"relative error {error:.2e}"
 
 
-def poisoned(like: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(like)
-    bits(out).fill_(POISON)
-    return out
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -58,7 +52,7 @@ def test_both_ways_are_right(gpu, shape, way, seed):
     weights, expert_map, x, ids, factors = draw(shape, gpu)
     exact = moe(x, weights, ids, factors, expert_map=expert_map)
     for dtype in (torch.int64, torch.int32):
-        out = poisoned(x)
+        out = poisoned(*x.shape, where=gpu)
         pipeline.run(x, weights, ids.to(dtype), factors, shape[1], expert_map=expert_map, way=way, out=out)
         assert_close(out, exact)
 
@@ -83,7 +77,7 @@ def test_replays_follow_ids_weights_and_activations(gpu, way, seed):
 def test_a_thousand_repeats_beside_other_work_are_the_same_bits(gpu, way, seed):
     weights, _, x, ids, factors = draw((300, 8, 48, 512, 256, 0), gpu)
     first, side = pipeline.run(x, weights, ids, factors, 8, way=way), torch.cuda.Stream()
-    busy, out = torch.randn(2048, 2048, device=gpu), poisoned(x)
+    busy, out = torch.randn(2048, 2048, device=gpu), poisoned(*x.shape, where=gpu)
     wrong = torch.zeros(1, dtype=torch.int64, device=gpu)
     side.wait_stream(torch.cuda.current_stream())
     for turn in range(1000):

@@ -12,7 +12,7 @@ from chord_jit.rows import route
 from chord_jit.rows.combine import combine_rows
 from chord_jit.rows.move import move_rows
 from tests.gpu.launches import capture
-from tests.gpu.tensors import POISON, bits
+from tests.gpu.tensors import POISON, bits, poisoned
 
 #: Tokens, top_k, local experts, block, experts of the map (0: none): one id, one CTA and many, few experts and the most.
 SHAPES = [
@@ -103,12 +103,6 @@ def test_too_much_is_refused(gpu, no_launch):
         route.blocks(torch.zeros(4, 2, dtype=torch.int32, device=gpu), 8, 2049)
     with pytest.raises(InputError, match="ids"):
         route.groups(torch.zeros(1 << 20, 9, dtype=torch.int32, device=gpu), 8)
-
-
-def poisoned(*shape: int, where: torch.device) -> torch.Tensor:
-    out = torch.empty(*shape, dtype=torch.bfloat16, device=where)
-    bits(out).fill_(POISON)
-    return out
 
 
 @pytest.mark.parametrize("activate", [False, True])
