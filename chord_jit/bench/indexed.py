@@ -11,35 +11,27 @@ import torch
 from chord_jit import api
 from chord_jit.bench.fixed import FixedIndexed
 from chord_jit.bench.indexed_cases import Case
+from chord_jit.bench.routed import REFERENCE_BLOCK, RoutedInputs
 from chord_jit.device import DeviceFacts
 from chord_jit.families.indexed import FAMILY, IndexedFamily
 from chord_jit.families.indexed_problem import IndexedProblem
 from chord_jit.formats.w4a16 import PackedW4A16
 from chord_jit.reference.indexed import indexed
-from chord_jit.routing.indexed import IndexedRouting, align_blocks
 from chord_jit.schedules.schedule import Schedule
-
-_REFERENCE_BLOCK = 8
 
 
 @dataclass(frozen=True, eq=False)
-class IndexedInputs:
-    """See ``sides.Inputs``. ``topk_ids``: int32 [rows of x, top_k]."""
+class IndexedInputs(RoutedInputs):
+    """See ``sides.Inputs``."""
 
     case: Case
-    x: torch.Tensor
-    topk_ids: torch.Tensor
     active: tuple[int, ...]
 
-    def routing(self, block_m: int) -> IndexedRouting:
-        """The blocks of the draw at a block size."""
-        return align_blocks(self.topk_ids, block_m, self.case.layer.experts)
-
     def empty_output(self, features: int) -> torch.Tensor:
-        return torch.full((self.case.rows, features), float("nan"), dtype=torch.bfloat16, device=self.x.device)
+        return self.empty(self.case.rows, features)
 
     def exact(self, weight: PackedW4A16, *, swiglu: bool) -> torch.Tensor:
-        return indexed(self.x, weight, self.routing(_REFERENCE_BLOCK), swiglu=swiglu)
+        return indexed(self.x, weight, self.routing(REFERENCE_BLOCK), swiglu=swiglu)
 
     def peer_arguments(self, block_m: int) -> dict:
         routing = self.routing(block_m)

@@ -7,35 +7,23 @@ from dataclasses import dataclass
 
 import torch
 
+from chord_jit.bench.routed import REFERENCE_BLOCK, RoutedInputs
 from chord_jit.bench.whole_cases import WholeCase
 from chord_jit.formats.moe_weights import MoEWeights
 from chord_jit.reference.indexed import indexed
 from chord_jit.reference.moe import moe
-from chord_jit.routing.indexed import IndexedRouting, align_blocks
-
-_REFERENCE_BLOCK = 8
 
 
 @dataclass(frozen=True, eq=False)
-class WholeInputs:
-    """``x``: BF16 [tokens, hidden]. ``topk_ids``: int32 [tokens, top_k], local experts; ``topk_weights``: FP32, each token's sum is 1."""
+class WholeInputs(RoutedInputs):
+    """``x``: BF16 [tokens, hidden]. ``topk_ids``: local experts; ``topk_weights``: FP32 [tokens, top_k], each token's sum is 1."""
 
     case: WholeCase
-    x: torch.Tensor
-    topk_ids: torch.Tensor
     topk_weights: torch.Tensor
 
     @property
     def top_k(self) -> int:
         return self.topk_ids.shape[1]
-
-    def routing(self, block_m: int) -> IndexedRouting:
-        """The blocks of the draw at a block size."""
-        return align_blocks(self.topk_ids, block_m, self.case.layer.experts)
-
-    def empty(self, rows: int, features: int) -> torch.Tensor:
-        """BF16, filled with NaN so that an unwritten element shows."""
-        return torch.full((rows, features), float("nan"), dtype=torch.bfloat16, device=self.x.device)
 
 
 def draw(case: WholeCase, generator: torch.Generator) -> WholeInputs:
@@ -62,7 +50,7 @@ class Exact:
     @classmethod
     def of(cls, layers: Sequence[MoEWeights], inputs: WholeInputs) -> Exact:
         """By the references, on the device of the inputs."""
-        routing = inputs.routing(_REFERENCE_BLOCK)
+        routing = inputs.routing(REFERENCE_BLOCK)
         wide = indexed(inputs.x, layers[0].gate_up, routing)
         gate, up = wide.chunk(2, 1)
         inner = gate * torch.sigmoid(gate) * up
