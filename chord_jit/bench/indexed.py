@@ -58,7 +58,7 @@ class IndexedSide:
 
     def free_problem(self, case: Case, facts: DeviceFacts, *, swiglu: bool) -> IndexedProblem:
         layer = case.layer
-        return FAMILY.problem(facts, layer.experts, layer.n, layer.k, case.rows / layer.experts, interleaved=swiglu, swiglu=swiglu)
+        return FAMILY.problem(facts, layer.experts, layer.n, layer.k, case.expected_rows, interleaved=swiglu, swiglu=swiglu)
 
     def chosen(self, case: Case, facts: DeviceFacts, *, swiglu: bool, family: IndexedFamily) -> tuple[IndexedProblem, Schedule]:
         free = self.free_problem(case, facts, swiglu=swiglu)

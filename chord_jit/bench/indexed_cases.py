@@ -74,6 +74,11 @@ class DrawnCase(AnyCase):
         return self.draw.tokens * self.draw.picks
 
     @property
+    def expected_rows(self) -> float:
+        """Routed rows per expert."""
+        return self.rows / self.layer.experts
+
+    @property
     def active(self) -> int:
         return self.draw.active
 

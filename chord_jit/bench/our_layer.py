@@ -34,8 +34,8 @@ Call = Callable[[], object]
 def chosen(case: WholeCase, facts: DeviceFacts, *, alone: bool) -> dict[str, tuple[object, Schedule]]:
     """Problem and schedule of each product: ``alone``, each with the blocks that suit it; or as the layer takes them."""
     free = _free(case, facts)
-    if not alone and pipeline.way_for(facts.arch, case.layer.down.k, case.rows / case.layer.experts) == "contiguous":
-        return {name: _together(problem, case.rows / case.layer.experts) for name, problem in free.items()}
+    if not alone and pipeline.way_for(facts.arch, case.layer.down.k, case.expected_rows) == "contiguous":
+        return {name: _together(problem, case.expected_rows) for name, problem in free.items()}
     shared = None if alone else shared_block_m(*free.values())
     problems = {name: replace(problem, block_m=shared or FAMILY.schedule(problem).bm) for name, problem in free.items()}
     return {name: (problem, FAMILY.schedule(problem)) for name, problem in problems.items()}
@@ -74,7 +74,7 @@ def eager(layer: MoELayer, inputs: WholeInputs) -> Call:
 
 
 def _free(case: WholeCase, facts: DeviceFacts) -> dict[str, IndexedProblem]:
-    gate_up, down, rows = case.layer.gate_up, case.layer.down, case.rows / case.layer.experts
+    gate_up, down, rows = case.layer.gate_up, case.layer.down, case.expected_rows
     return {
         "gate_up": FAMILY.problem(facts, gate_up.experts, gate_up.n, gate_up.k, rows, interleaved=True, swiglu=True),
         "down": FAMILY.problem(facts, down.experts, down.n, down.k, rows, weighted=True),
