@@ -31,12 +31,15 @@ class HostPeak:
     def __exit__(self, *exception: object) -> None:
         self._done.set()
         self._thread.join()
+        # What grew since the last look and is still held would be missed otherwise.
+        self._look()
 
     def _watch(self) -> None:
-        while True:
-            self.bytes = max(self.bytes, _anonymous() - self._before)
-            if self._done.wait(_EVERY_SECONDS):
-                return
+        while not self._done.wait(_EVERY_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        self.bytes = max(self.bytes, _anonymous() - self._before)
 
 
 def _anonymous() -> int:
