@@ -44,8 +44,8 @@ def blocks(
         _launch(topk_ids, experts, expert_map, rows, block_m, capacity, (sorted_ids, expert_ids, padded), None)
     else:
         padded.zero_()
-    routing = IndexedRouting(sorted_ids, expert_ids, padded, top_k, block_m, total, experts, whole_model(experts, expert_map))
-    return routing, rows.view(topk_ids.shape)
+    whole = whole_model(experts, expert_map)
+    return IndexedRouting.trusted(sorted_ids, expert_ids, padded, top_k, block_m, total, experts, whole), rows.view(topk_ids.shape)
 
 
 def groups(

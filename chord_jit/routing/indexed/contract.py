@@ -66,6 +66,19 @@ class IndexedRouting:
         if self.global_experts == 0:
             object.__setattr__(self, "global_experts", self.experts)
 
+    @classmethod
+    def trusted(
+        cls, sorted_ids: torch.Tensor, expert_ids: torch.Tensor, num_tokens_padded: torch.Tensor, top_k: int, block_m: int,
+        routed_rows: int, experts: int, global_experts: int,
+    ) -> IndexedRouting:
+        """The same without a check, for a builder that checked its sizes and made the buffers: what cannot break costs a call nothing."""
+        made = object.__new__(cls)
+        made.__dict__.update(
+            sorted_ids=sorted_ids, expert_ids=expert_ids, num_tokens_padded=num_tokens_padded, top_k=top_k, block_m=block_m,
+            routed_rows=routed_rows, experts=experts, global_experts=global_experts, device=sorted_ids.device,
+        )
+        return made
+
     @cached_property
     def place(self) -> tuple[int, int, int, int, int, int]:
         """Index of the device, addresses of the buffers, capacity and ``max_blocks``, as a launch takes them.

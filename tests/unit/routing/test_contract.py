@@ -109,6 +109,13 @@ def test_down_takes_the_same_blocks_with_one_row_per_id():
         check_trusted(routing, rows=6, experts=4, device=routing.device)
 
 
+def test_a_trusted_routing_says_all_that_a_checked_one_does():
+    checked, trusted = (make(**GOOD, global_experts=9) for make in (IndexedRouting, IndexedRouting.trusted))
+    assert vars(trusted) == vars(checked) and trusted.place == checked.place and trusted.for_down().place == checked.place
+    with pytest.raises(FrozenInstanceError):
+        trusted.top_k = 1
+
+
 def test_experts_of_the_model_are_the_local_ones_unless_told():
     assert IndexedRouting(**GOOD).global_experts == 4
     assert IndexedRouting(**GOOD, global_experts=384).for_down().global_experts == 384
