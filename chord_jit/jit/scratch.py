@@ -1,7 +1,8 @@
-"""Device memory that a launch needs only while it runs, from torch's allocator.
+"""Device memory that one launch needs only while it runs.
 
 - eager: one buffer for each (device, stream), replaced by cold calls that need more; launches of one stream run one after
-  the other. A replaced buffer is kept: another thread may have its address and not have launched yet.
+  the other. What must last from one launch to the next does not belong here: threads that share a stream take turns at any
+  launch. A replaced buffer is kept: another thread may have its address and not have launched yet.
 - captured: a buffer of the graph's own pool for each launch, given back at once. The pool hands it to later allocations of
   the same stream of the same capture, which run after the launch; graphs that replay side by side share nothing.
 """
@@ -9,6 +10,8 @@
 from __future__ import annotations
 
 import torch
+
+from chord_jit.jit.lasting import outside_pools
 
 _buffers: dict[tuple[int, int], torch.Tensor] = {}
 _replaced: list[torch.Tensor] = []
@@ -22,9 +25,20 @@ def address(device: int, stream: int, size: int) -> int:
     if kept is None or kept.numel() < size:
         if kept is not None:
             _replaced.append(kept)
-        kept = _buffers[device, stream] = _allocate(device, size)
+        kept = _buffers[device, stream] = _allocate_lasting(device, size)
     return kept.data_ptr()
 
 
 def _allocate(device: int, size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device))
+
+
+def _allocate_lasting(device: int, size: int) -> torch.Tensor:
+    """On the caller's stream: work that was queued there may still use what the allocator has been given back."""
+    stream = torch.cuda.current_stream(device)
+
+    def make() -> torch.Tensor:
+        with torch.cuda.stream(stream):
+            return _allocate(device, size)
+
+    return outside_pools(make)

@@ -22,6 +22,7 @@ import torch
 
 from chord_jit import knobs
 from chord_jit.errors import CaptureError
+from chord_jit.jit.lasting import outside_pools
 
 #: A slot: its ticket counter, and from ``JOINTS_AT`` on two bits for each cut of a launch
 #: and each of up to four warpgroups (``wgmma.MAX_CUT_CTAS`` cuts).
@@ -61,7 +62,7 @@ def prepare(device: int) -> None:
         )
     with _lock:
         if device not in _pools:
-            _pools[device] = _Pool(device)
+            _pools[device] = outside_pools(lambda: _Pool(device))
 
 
 def address(device: int, stream: int) -> int:

@@ -14,6 +14,8 @@ from chord_jit.jit.spec import KernelSpec
 
 #: Most experts of one rank that ids can be grouped for, and chunks that many ids are cut into.
 MAX_EXPERTS, CHUNKS = 2048, 128
+#: Most ids at once: counts of a chunk fit in 16 bits. Most slots of a block: the kernel looks up to 63 blocks ahead, in 32 bits.
+MAX_IDS, MAX_BLOCK = CHUNKS * 65535, 1 << 16
 _ROUTE_THREADS = 1024
 _ROUTE_SHARED = 4 * 32 + MAX_EXPERTS * (12 + 2 * 32)
 

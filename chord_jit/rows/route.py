@@ -9,15 +9,12 @@ from __future__ import annotations
 import torch
 
 from chord_jit.errors import InputError
-from chord_jit.jit import scratch
 from chord_jit.routing.indexed import IndexedRouting, align_blocks
 from chord_jit.routing.indexed.align import capacity_of, check_inputs, local_experts, whole_model
 from chord_jit.rows import kernels
 
 #: Up to here one CTA is faster than two launches over many.
 _WHOLE_IDS = 2048
-#: Counts of a chunk fit in 16 bits.
-_MOST_IDS = kernels.CHUNKS * 65535
 _WHOLE, _COUNT, _PLACE = range(3)
 _ASKED = "group routed ids by expert"
 
@@ -28,7 +25,7 @@ def blocks(
     """The routing that ``align_blocks`` makes of the same arguments, and the row of each id's result.
 
     Rows: int32 [M, top_k], of id i row i, or -1 where the id goes nowhere. Raises as ``align_blocks``, and ``InputError`` for more
-    than 2048 local experts or 8388480 ids on a GPU.
+    than 2048 local experts, 8388480 ids or 65536 slots a block on a GPU.
     """
     check_inputs(topk_ids, block_m, experts, expert_map, checked=checked)
     if not topk_ids.is_cuda:
@@ -90,10 +87,12 @@ def _launch(
     block_buffers: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None, offsets: torch.Tensor | None,
 ) -> None:
     total, index = topk_ids.numel(), topk_ids.get_device()
-    if experts > kernels.MAX_EXPERTS or total > _MOST_IDS:
+    if experts > kernels.MAX_EXPERTS or total > kernels.MAX_IDS or block_m > kernels.MAX_BLOCK:
         raise InputError(
-            _ASKED, f"at most {kernels.MAX_EXPERTS} local experts and {_MOST_IDS} ids are counted at once",
-            {"experts": experts, "ids": total}, "split the tokens over several calls, or the experts over ranks",
+            _ASKED,
+            f"at most {kernels.MAX_EXPERTS} local experts, {kernels.MAX_IDS} ids and {kernels.MAX_BLOCK} slots a block are served at once",
+            {"experts": experts, "ids": total, "block_m": block_m},
+            "split the tokens over several calls, or the experts over ranks; take the block_m that block_m_for chose",
         )
     # The kernel knows no strides. Copies may go when this returns: torch gives their memory to later work of the stream alone.
     ids, expert_map = topk_ids.contiguous(), None if expert_map is None else expert_map.contiguous()
@@ -102,7 +101,7 @@ def _launch(
     if total <= _WHOLE_IDS:
         kernels.enqueue(kernels.ROUTE_WHOLE, index, *values, 0, *sizes, _WHOLE, 0)
         return
-    with torch.cuda.device(index):
-        chunks = scratch.address(index, torch._C._cuda_getCurrentRawStream(index), 4 * experts * kernels.CHUNKS)
+    # Of this call alone, and held until both launches are queued: threads that share a stream may take turns between the two.
+    chunks = ids.new_empty(experts * kernels.CHUNKS, dtype=torch.int32)
     for phase in (_COUNT, _PLACE):
-        kernels.enqueue(kernels.ROUTE_CHUNKS, index, *values, chunks, *sizes, phase, 0)
+        kernels.enqueue(kernels.ROUTE_CHUNKS, index, *values, chunks.data_ptr(), *sizes, phase, 0)

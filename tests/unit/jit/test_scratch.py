@@ -1,27 +1,45 @@
 """Scratch memory: one buffer for each stream that only grows, and nothing kept of a capture."""
 
+import threading
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
 from chord_jit.jit import scratch
 
+CALLER = "the caller's stream"
+
 
 class FakeTorch:
-    """As much of torch as scratch asks for. ``made``: size and device of every buffer, in order; ``alive``: those not freed."""
+    """As much of torch as scratch asks for. ``made``: size and device of every buffer, in order; ``alive``: those not freed;
+    ``by``: whether the calling thread made it, and the stream that was current there.
+    """
 
     uint8 = "uint8"
 
     def __init__(self):
-        self.capturing, self.made, self.alive = False, [], set()
+        self.capturing, self.made, self.alive, self.by = False, [], set(), []
+        self._caller, self._here = threading.get_ident(), threading.local()
+        self.cuda = SimpleNamespace(current_stream=lambda device: self._stream(), stream=self._on)
         self._C = SimpleNamespace(_cuda_isCurrentStreamCapturing=lambda: self.capturing)
 
     def device(self, kind, index):
         return (kind, index)
 
+    def _stream(self):
+        return getattr(self._here, "stream", CALLER if threading.get_ident() == self._caller else "another thread's")
+
+    @contextmanager
+    def _on(self, stream):
+        self._here.stream = stream
+        yield
+        del self._here.stream
+
     def empty(self, size, *, dtype, device):
         assert dtype == self.uint8 and device[0] == "cuda"
         self.made.append((size, device[1]))
+        self.by.append((threading.get_ident() == self._caller, self._stream()))
         return Buffer(self, 0x1000 * len(self.made), size)
 
 
@@ -52,6 +70,14 @@ def torch(monkeypatch):
 def test_a_stream_keeps_its_buffer(torch):
     assert [scratch.address(0, 7, size) for size in (100, 100, 40, 100)] == [0x1000] * 4
     assert torch.made == [(100, 0)]
+
+
+def test_what_lasts_is_allocated_by_another_thread_on_the_callers_stream(torch):
+    """The calling thread's allocations may go to a pool that a CUDA graph tree or an engine's sleep mode empties."""
+    scratch.address(0, 7, 100)
+    torch.capturing = True
+    scratch.address(0, 7, 100)
+    assert torch.by == [(False, CALLER), (True, CALLER)]
 
 
 def test_streams_and_devices_share_nothing(torch):

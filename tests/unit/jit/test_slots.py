@@ -1,7 +1,7 @@
 """Ticket slots: one for each stream, a new one for each captured launch site, and never one for two."""
 
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, get_ident
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +22,7 @@ class FakeTorch:
     uint8 = "uint8"
 
     def __init__(self):
-        self.capturing, self.zeroed, self.waits = False, [], 0
+        self.capturing, self.zeroed, self.waits, self.zeroed_by = False, [], 0, set()
         asks = lambda: self.capturing  # noqa: E731
         self.cuda = SimpleNamespace(is_current_stream_capturing=asks, current_stream=lambda device: SimpleNamespace(synchronize=self.wait))
         self._C = SimpleNamespace(_cuda_isCurrentStreamCapturing=asks)
@@ -36,6 +36,7 @@ class FakeTorch:
     def zeros(self, size, *, dtype, device):
         assert dtype == self.uint8 and device[0] == "cuda"
         self.zeroed.append((size, device[1]))
+        self.zeroed_by.add(get_ident())
         return SimpleNamespace(data_ptr=lambda: BASE[device[1]])
 
 
@@ -52,6 +53,12 @@ def test_counters_are_zeroed_once_and_waited_for(torch):
     for _ in range(3):
         slots.prepare(0)
     assert torch.zeroed == [(8 * STRIDE, 0)] and torch.waits == 1
+
+
+def test_counters_are_no_allocation_of_the_calling_thread(torch):
+    """Which may go to a pool that a CUDA graph tree or an engine's sleep mode empties."""
+    slots.prepare(0)
+    assert len(torch.zeroed_by) == 1 and get_ident() not in torch.zeroed_by
 
 
 def test_threads_that_prepare_together_allocate_once(torch):

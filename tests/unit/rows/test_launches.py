@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from chord_jit.errors import InputError
 from chord_jit.families.indexed_launch import PRODUCT, ROUTING
 from chord_jit.rows import pipeline, route
 from chord_jit.rows.combine import combine_rows
 from chord_jit.rows.move import move_rows
-from tests.unit.families.fake_gpu import H200, STREAM, SUMS, bf16, machine, on_gpu
+from tests.unit.families.fake_gpu import H200, STREAM, bf16, machine, on_gpu
 from tests.unit.layers.random_layer import random_layer
 
 __all__ = ["machine"]
@@ -60,15 +61,39 @@ def test_few_ids_are_one_ctas(machine):
     assert machine.driver.launches[0].grid == (1, 1, 1)
 
 
-def test_many_ids_are_counted_and_then_placed_through_one_scratch(machine):
+@pytest.mark.parametrize(("tokens", "experts", "block_m"), [(4, 2049, 8), (8388481, 8, 8), (4, 8, 65544)])
+def test_more_than_the_kernel_counts_is_refused(machine, tokens, experts, block_m):
+    ids = on_gpu(torch.zeros(1, 1, dtype=torch.int32).expand(tokens, 1))
+    with pytest.raises(InputError, match="2048 local experts, 8388480 ids and 65536 slots a block"):
+        route._launch(ids, experts, None, ints(tokens, 1), block_m, 8, None, None)
+    assert not machine.driver.launches
+
+
+def test_many_ids_are_counted_and_then_placed_by_the_counts(machine):
     ids, rows, blocks = ints(1025, 2), ints(1025, 2), (ints(2400), ints(150), ints(1))
     route._launch(ids, 10, None, rows, 16, 2400, blocks, None)
     counted, placed = machine.calls
     assert counted | {"phase": 2} == placed and counted["phase"] == 1
     assert counted["wide"] == counted["expert_map"] == counted["map_size"] == counted["offsets"] == 0
     assert [counted[name] for name in ("sorted_ids", "expert_ids", "padded")] == [buffer.data_ptr() for buffer in blocks]
-    assert counted["chunks"] == SUMS and machine.sums == [(0, STREAM, 4 * 10 * 128)]
+    assert counted["chunks"] and not machine.sums
     assert [launch.grid for launch in machine.driver.launches] == [(128, 1, 1)] * 2
+
+
+def test_a_call_between_the_two_launches_of_another_has_counts_of_its_own(machine):
+    """As another thread of the same stream can make it: a launch gives up the GIL."""
+    ids, rows, blocks = ints(1025, 2), ints(1025, 2), (ints(2400), ints(150), ints(1))
+
+    def other():
+        machine.driver.inside = lambda: None
+        route._launch(ids, 10, None, rows, 16, 2400, blocks, None)
+
+    machine.driver.inside = other
+    route._launch(ids, 10, None, rows, 16, 2400, blocks, None)
+    told = [(call["phase"], call["chunks"]) for call in machine.calls]
+    (inner_count, inner), (inner_place, same), (outer_count, outer), (outer_place, still) = told
+    assert (inner_count, inner_place, outer_count, outer_place) == (1, 2, 1, 2)
+    assert inner == same != outer == still
 
 
 def test_products_follow_what_they_are_told(reference_backend, monkeypatch, seed):
