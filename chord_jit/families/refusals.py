@@ -32,10 +32,7 @@ def check_operands(
             asked, "x and weight must lie on one CUDA device", {"x": x.device, "weight": weight.device},
             "move both to the GPU; on a CPU use chord_jit.reference, or set CHORD_BACKEND=reference in tests",
         )
-    if weight.place[1] % 16:
-        raise InputError(
-            asked, "a packed weight must be 16-byte aligned", {"address % 16": weight.place[1] % 16}, "use what pack_w4a16 returns"
-        )
+    check_aligned(asked, weight)
     if x.shape[-1] != weight.k or not x.is_contiguous() or x.data_ptr() % 16:
         if x.shape[-1] != weight.k:
             remedy = "pass the activations of this layer"
@@ -44,6 +41,14 @@ def check_operands(
         raise InputError(
             asked, f"x must be contiguous, 16-byte aligned{reader}, and as wide as the weight's K",
             {"x": list(x.shape), "strides": list(x.stride()), "address % 16": x.data_ptr() % 16, "K": weight.k}, remedy,
+        )
+
+
+def check_aligned(asked: str, weight: PackedW4A16) -> None:
+    """Refuse a packed weight that no bulk copy can read: ``InputError``."""
+    if weight.place[1] % 16:
+        raise InputError(
+            asked, "a packed weight must be 16-byte aligned", {"address % 16": weight.place[1] % 16}, "use what pack_w4a16 returns"
         )
 
 

@@ -14,7 +14,7 @@ from chord_jit.formats.checkpoint import load_moe_layers
 from chord_jit.formats.model_config import read_model_shape
 from chord_jit.formats.moe_weights import MoEWeights
 from chord_jit.formats.share import Share
-from chord_jit.formats.w4a16_layout import require_layout, require_mode
+from chord_jit.formats.w4a16_layout import PackedW4A16, require_layout, require_mode
 from chord_jit.routing.checks import check_int
 from chord_jit.routing.indexed.align import check_map
 from chord_jit.rows import pipeline
@@ -32,8 +32,8 @@ class MoELayer(torch.nn.Module):
 
     A call groups the ids, multiplies by gate/up with SwiGLU fused, by down, and combines, choosing way and schedules from the
     rows that an expert can expect. Its rows in between take ``2 * top_k * (hidden + neurons)`` bytes a token from torch's
-    allocator, ``workspace_bytes`` at most, besides 4 bytes for each slot of a block: more tokens are taken in slices of as many as
-    fit, one at least.
+    allocator, ``workspace_bytes`` at most: more tokens are taken in slices of as many as fit, one at least. Besides, 4 bytes for each
+    id and each slot of a block, and 512 for each expert. For inference: no gradient is defined.
 
     Raises ``InputError`` / ``InputTypeError`` for weights that do not belong together.
     """
@@ -44,7 +44,7 @@ class MoELayer(torch.nn.Module):
     ):
         super().__init__()
         check_int(_ASKED, "top_k", top_k, 1)
-        check_int(_ASKED, "workspace_bytes", workspace_bytes, 1)
+        check_int(_ASKED, "workspace_bytes", workspace_bytes, 1, bits=64)
         _check_weights(weights)
         if expert_map is not None:
             check_map(_ASKED, expert_map, "weights", weights.gate_up.device)
@@ -79,7 +79,7 @@ class MoELayer(torch.nn.Module):
     def weights(self) -> MoEWeights:
         """The packed weights: objects over the buffers, made again when a move or a load has replaced those."""
         held = self._weights
-        if held.gate_up.data is not self.gate_up or held.down.data is not self.down:
+        if not (_holds(held.gate_up, self.gate_up) and _holds(held.down, self.down)):
             held = self._weights = MoEWeights(replace(held.gate_up, data=self.gate_up), replace(held.down, data=self.down))
         return held
 
@@ -93,16 +93,20 @@ class MoELayer(torch.nn.Module):
         self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """``x``: BF16 [tokens, hidden]. ``topk_ids``: int32 or int64 [tokens, top_k]; ``topk_weights``: FP32 of the same shape. All
-        contiguous, ``x`` and ``out`` 16-byte aligned, on the layer's device. Returns BF16 [tokens, hidden], in ``out`` if given.
+        contiguous, ``x`` and ``out`` 16-byte aligned, on the layer's device. Returns BF16 [tokens, hidden], in ``out`` if given, which
+        may be ``x`` itself and else lies apart from all that is read.
 
         An id of no local expert, -1 and any out of range, adds nothing; an expert that a token names twice counts twice; a token
         without a local expert is the shared expert's result, or zero. Sums are FP32, in the order of a token's ids; the same inputs
         give the same bits. No value is read by the host; runs on the current stream; can be captured once a call of as many tokens,
         or ``warm_up``, went before. ``torch.compile`` takes the call whole.
 
-        Raises ``InputError`` / ``InputTypeError`` before any launch, ``CaptureError`` for a cold call inside CUDA graph capture.
+        Raises ``InputError`` / ``InputTypeError`` before any launch, for a gradient that is wanted too, and ``CaptureError`` for a
+        cold call inside CUDA graph capture.
         """
         addend = None if self.shared is None else self.shared(x)
+        if torch.is_grad_enabled():
+            _refuse_gradients(x=x, topk_weights=topk_weights, shared=addend)
         if is_compiling():
             from chord_jit import ops
 
@@ -115,6 +119,20 @@ class MoELayer(torch.nn.Module):
     def extra_repr(self) -> str:
         gate_up = self._weights.gate_up
         return f"hidden={gate_up.k}, neurons={self._weights.down.k}, experts={gate_up.experts}, top_k={self.top_k}"
+
+
+def _holds(packed: PackedW4A16, data: torch.Tensor) -> bool:
+    """Whether ``packed`` describes ``data`` as it is now: a host may put another storage under the same tensor (``data.data = other``)."""
+    return packed.data is data and (is_compiling() or packed.place == (data.get_device(), data.data_ptr()))
+
+
+def _refuse_gradients(**given: object) -> None:
+    wanted = [name for name, one in given.items() if isinstance(one, torch.Tensor) and one.requires_grad]
+    if wanted:
+        raise InputError(
+            "run a MoE layer", "packed experts have no gradient", {"requires_grad": wanted},
+            "call it under torch.no_grad() or torch.inference_mode()",
+        )
 
 
 def _check_weights(weights: MoEWeights) -> None:

@@ -9,12 +9,12 @@ from chord_jit.errors import CaptureError, InputError, InputTypeError
 INT32_MAX = 2**31 - 1
 
 
-def check_int(asked: str, name: str, value: int, least: int) -> None:
-    """Refuse what is no int (``InputTypeError``), is below ``least`` or does not fit in int32 (``InputError``)."""
+def check_int(asked: str, name: str, value: int, least: int, bits: int = 32) -> None:
+    """Refuse what is no int (``InputTypeError``), is below ``least`` or does not fit in ``bits`` signed bits (``InputError``)."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise InputTypeError(asked, f"{name} must be an int", {name: repr(value)}, "pass a Python int")
-    if not least <= value <= INT32_MAX:
-        raise InputError(asked, f"{name} must be {least} or more and fit in int32", {name: value}, f"give another {name}")
+    if not least <= value < 1 << bits - 1:
+        raise InputError(asked, f"{name} must be {least} or more and fit in int{bits}", {name: value}, f"give another {name}")
 
 
 def check_tensor(asked: str, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:

@@ -17,9 +17,10 @@ from chord_jit.device import DeviceFacts
 from chord_jit.errors import InputError
 from chord_jit.families import grouped, indexed
 from chord_jit.families.indexed_launch import PRODUCT, ROUTING
+from chord_jit.families.refusals import check_aligned
 from chord_jit.formats.moe_weights import MoEWeights
 from chord_jit.routing.indexed.align import whole_model
-from chord_jit.rows import route
+from chord_jit.rows import kernels, route
 from chord_jit.rows.checks import check_matrix, check_values
 from chord_jit.rows.combine import combine_rows
 from chord_jit.rows.move import move_rows
@@ -55,8 +56,10 @@ def run(
 
 
 def tokens_at_once(weights: MoEWeights, top_k: int, workspace_bytes: int) -> int:
-    """Tokens whose routed rows fit in ``workspace_bytes``, one at least: activated rows and rows of hidden width, BF16."""
-    return max(workspace_bytes // (2 * top_k * (weights.down.k + weights.down.n)), 1)
+    """Tokens whose routed rows fit in ``workspace_bytes``, one at least: activated rows and rows of hidden width, BF16. No more than
+    can be grouped at once.
+    """
+    return max(min(workspace_bytes // (2 * top_k * (weights.down.k + weights.down.n)), kernels.MAX_IDS // top_k), 1)
 
 
 def way_of(weights: MoEWeights, expected_rows: float) -> str:
@@ -131,10 +134,12 @@ def _check(
     out: torch.Tensor | None,
 ) -> None:
     check_matrix(ASKED, "x", x)
-    if x.device != weights.gate_up.device:
-        raise InputError(
-            ASKED, "x must lie on the device of the weights", {"x": x.device, "weights": weights.gate_up.device}, "move x, or the layer"
-        )
+    for packed in (weights.gate_up, weights.down):
+        if x.device != packed.device:
+            raise InputError(
+                ASKED, "x must lie on the device of the weights", {"x": x.device, "weights": packed.device}, "move x, or the layer"
+            )
+        check_aligned(ASKED, packed)
     if x.shape[1] != weights.gate_up.k:
         raise InputError(
             ASKED, "x must be as wide as the layer's hidden size", {"x": list(x.shape), "hidden": weights.gate_up.k},

@@ -118,6 +118,12 @@ def other_place(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.cpu() if tensor.is_cuda else tensor.to("meta")
 
 
+def off_alignment(call: Call, name: str) -> Call:
+    """``call`` with one packed weight at an odd address."""
+    packed = getattr(call.weights, name)
+    return replace(call, weights=replace(call.weights, **{name: replace(packed, data=moved(packed.data))}))
+
+
 #: name: the error, the argument that is named, and the change to a good call.
 BAD: dict[str, tuple[type[ChordError], str, Callable[[dict], dict]]] = {
     "x float16": (InputTypeError, "x", lambda call: dict(x=call["x"].half())),
@@ -127,6 +133,10 @@ BAD: dict[str, tuple[type[ChordError], str, Callable[[dict], dict]]] = {
     "x 3-D": (ChordError, "x", lambda call: dict(x=call["x"].unsqueeze(0))),
     "x with rows apart": (InputError, "x", lambda call: dict(x=strided(call["x"]))),
     "x off alignment": (InputError, "x", lambda call: dict(x=moved(call["x"]))),
+    "x that wants a gradient": (InputError, "gradient", lambda call: dict(x=call["x"].clone().requires_grad_())),
+    "routing weights that want a gradient": (
+        InputError, "gradient", lambda call: dict(topk_weights=call["topk_weights"].clone().requires_grad_()),
+    ),
     "x elsewhere": (InputError, "device", lambda call: dict(x=other_place(call["x"]))),
     "x of fewer tokens": (InputError, "topk_ids", lambda call: dict(x=call["x"][:-1])),
     "ids float": (InputTypeError, "topk_ids", lambda call: dict(topk_ids=call["topk_ids"].float())),
@@ -158,6 +168,9 @@ def bad_layers(call: Call) -> dict[str, Callable[[], object]]:
     narrow, wide = (lambda x: x[:, :32].contiguous()), (lambda x: x.float())
     return {
         "down elsewhere": lambda: replace(call, weights=MoEWeights(weights.gate_up, replace(down, data=other_place(down.data)))).layer(),
+        "gate/up off alignment": lambda: off_alignment(call, "gate_up").result(),
+        "down off alignment": lambda: off_alignment(call, "down").result(),
+        "a shared expert that wants a gradient": lambda: replace(call, shared=torch.nn.Linear(HIDDEN, HIDDEN).to(call.x)).result(),
         "another layer's down": lambda: replace(call, weights=MoEWeights(weights.gate_up, weights.gate_up)).layer(),
         "a map elsewhere": lambda: replace(call, expert_map=other_place(ids)).layer(),
         "a map of int64": lambda: replace(call, expert_map=ids.long()).layer(),

@@ -58,6 +58,13 @@ def test_slices_change_no_bit(call):
     assert [pipeline.tokens_at_once(weights, TOP_K, size) for size in (1, row, 2 * row + 1)] == [1, 1, 2]
 
 
+def test_a_large_workspace_takes_no_more_ids_than_are_grouped_at_once(call):
+    weights, x, ids, factors = call
+    layer = chord_jit.MoELayer(weights, top_k=TOP_K, workspace_bytes=1 << 40)
+    assert pipeline.tokens_at_once(weights, TOP_K, layer.workspace_bytes) == 128 * 65535 // TOP_K
+    assert_close(layer(x, ids, factors), moe(x, weights, ids, factors))
+
+
 def test_the_shared_expert_is_added(call):
     weights, x, ids, factors = call
     shared = torch.nn.Linear(HIDDEN, HIDDEN, dtype=torch.bfloat16).requires_grad_(False)
@@ -90,6 +97,27 @@ def test_buffers_that_are_replaced_are_the_weights_from_then_on(call):
     assert layer.weights.gate_up.data is layer.gate_up
     layer.load_state_dict({"gate_up": weights.gate_up.data, "down": weights.down.data})
     assert_close(layer(x, ids, factors), moe(x, weights, ids, factors))
+
+
+def test_another_storage_under_the_same_buffer_is_the_weights_from_then_on(call):
+    """As hosts do that move weights to and fro between calls."""
+    weights, x, ids, factors = call
+    layer, other = chord_jit.MoELayer(weights, top_k=TOP_K), random_layer(EXPERTS, HIDDEN, NEURONS)
+    layer(x, ids, factors)
+    layer.gate_up.data, layer.down.data = other.gate_up.data, other.down.data
+    for name in ("gate_up", "down"):
+        assert getattr(layer.weights, name).place[1] == getattr(other, name).data.data_ptr()
+    assert_close(layer(x, ids, factors), moe(x, other, ids, factors))
+
+
+def test_a_gradient_is_refused_where_one_is_wanted(call):
+    weights, x, ids, factors = call
+    layer, wanting = chord_jit.MoELayer(weights, top_k=TOP_K), x.clone().requires_grad_()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(layer(wanting, ids, factors), layer(x, ids, factors))
+    with pytest.raises(InputError, match="no gradient.*\n.*'x'"):
+        layer(wanting, ids, factors)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))], ids=["deepcopy", "pickle"])
