@@ -136,20 +136,30 @@ def unpack_expert(packed: PackedW4A16, expert: int) -> tuple[torch.Tensor, torch
 
 
 def _chunks(packed: PackedW4A16) -> Iterator[tuple[int, int, tuple[int, int, int]]]:
-    """First and last panel of each chunk, and the [sides, rows, padded K] it holds."""
+    """First and last panel of each chunk, and the [sides, rows, padded K] it holds: half an expert at most, as a chunk's temporaries
+    take nearly one and a half times its own bytes.
+    """
     sides = 1 + packed.interleaved
-    step = max(1, _CHUNK // (packed.kblocks * BLOCK_BYTES))
+    step = max(1, min(_CHUNK // (packed.kblocks * BLOCK_BYTES), packed.panels // 2))
     for first in range(0, packed.panels, step):
         last = min(first + step, packed.panels)
         yield first, last, (sides, (last - first) * PANEL // sides, packed.kblocks * UNIT_K)
 
 
 def _write(packed: PackedW4A16, expert: int, sides: Sides, source_expert: int) -> None:
-    for first, last, (count, rows, k) in _chunks(packed):
-        words = torch.full((count, rows, k // 8), ZERO_WORD, dtype=torch.int32, device=packed.device)
-        scales = torch.zeros(count, rows, k // GROUP, dtype=torch.int16, device=packed.device)
-        sides.put(source_expert, first * PANEL // count, words, scales)
-        encode(words, scales, packed.data[expert, first:last], packed.interleaved)
+    for first, last, shape in _chunks(packed):
+        _write_chunk(packed, expert, sides, source_expert, first, last, shape)
+
+
+def _write_chunk(
+    packed: PackedW4A16, expert: int, sides: Sides, source_expert: int, first: int, last: int, shape: tuple[int, int, int]
+) -> None:
+    """A call of its own, so that its temporaries are gone before the next chunk's are made."""
+    count, rows, k = shape
+    words = torch.full((count, rows, k // 8), ZERO_WORD, dtype=torch.int32, device=packed.device)
+    scales = torch.zeros(count, rows, k // GROUP, dtype=torch.int16, device=packed.device)
+    sides.put(source_expert, first * PANEL // count, words, scales)
+    encode(words, scales, packed.data[expert, first:last], packed.interleaved)
 
 
 def _read(packed: PackedW4A16, expert: int, codes: torch.Tensor, scale: torch.Tensor) -> None:

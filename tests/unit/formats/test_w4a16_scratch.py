@@ -35,7 +35,7 @@ def test_packing(seed, form, interleave):
     codes, scale = draw(seed, 6, N, K)
     weight = FORMS[form](codes)
     few, many = scratch(weight[:2], scale[:2], interleave), scratch(weight, scale, interleave)
-    assert 0 < many < 2 * allocate(1, N, K, interleave, "cpu").nbytes, "at most twice the packed bytes of one expert"
+    assert 0 < many < allocate(1, N, K, interleave, "cpu").nbytes, "at most the packed bytes of one expert"
     assert abs(many - few) < 1024, "the number of experts must not show"
 
 
@@ -43,7 +43,7 @@ def test_a_large_expert_is_packed_in_parts(seed, monkeypatch):
     codes, scale = draw(seed, 1, N, K)
     whole = scratch(codes, scale, False)
     monkeypatch.setattr(w4a16, "_CHUNK", 1)
-    assert scratch(codes, scale, False) < whole / 2
+    assert scratch(codes, scale, False) <= whole / 2, "one panel at once, not two"
 
 
 def test_unpacking(seed):
