@@ -71,27 +71,32 @@ class Asked:
 
 def why_not(facade: ModuleType, asked: Asked) -> str | None:
     """The first rule that the layer breaks, in words; None for one that we serve. Rules are of shapes, dtypes and settings, never
-    of values, so that all ranks decide alike.
+    of values, so that all ranks decide alike. What ``schema`` leaves to Humming comes before the schema that this left behind.
     """
     from vllm import envs
 
     if not asked.experts:
         return "no experts"
-    if not schema.is_codes(facade, asked.weight_schema):
-        return f"weights are {_kind(asked.weight_schema)}, not compressed-tensors INT4 in symmetric groups of 32"
     activations = getattr(asked.input_schema, "a_dtype", None)
     if asked.dtype is not torch.bfloat16 or activations not in (None, facade.dtypes.bfloat16):
         return f"activations are {asked.dtype if activations is None else activations}, not BF16"
+    if asked.has_bias:
+        return "it has bias"
+    unserved = place.objection(asked.device)
+    if unserved is not None:
+        return unserved
+    if not schema.is_codes(facade, asked.weight_schema):
+        return f"weights are {_kind(asked.weight_schema)}, not compressed-tensors INT4 in symmetric groups of 32"
     extra = sorted(set(asked.tensors or ()) - {"weight", "weight_scale"})
-    if asked.has_bias or extra:
-        return f"it has {', '.join(extra) or 'bias'}"
+    if extra:
+        return f"it has {', '.join(extra)}"
     if asked.weight_schema.hadamard_block_size > 1:
         return "its inputs want a Hadamard transform"
     if asked.n % 8 or asked.k % GROUP:
         return f"N must be a multiple of 8 and K of {GROUP}"
     if getattr(envs, "VLLM_BATCH_INVARIANT", False):
         return "VLLM_BATCH_INVARIANT is set, and schedules depend on the batch"
-    return place.objection(asked.device)
+    return None
 
 
 def prepare(facade: ModuleType, asked: Asked) -> ServedLayer:

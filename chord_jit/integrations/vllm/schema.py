@@ -60,7 +60,8 @@ def classes(facade: ModuleType) -> Classes:
         ) -> tuple[object, dict[str, torch.Tensor]]:
             """Codes int32 [E, N, K / 8] as the checkpoint has them and BF16 scales: views where dtypes agree, no temporaries."""
             weight = tensors[self.weight_key]
-            if not num_experts or param_dtype is not torch.bfloat16 or objection(weight.device) is not None:
+            served = num_experts and param_dtype is torch.bfloat16 and "bias" not in tensors
+            if not served or objection(weight.device) is not None:
                 return super().convert_humming(tensors, shape_n_stacks, shape_k_stacks, param_dtype, num_experts, **options)
             types = facade.dtypes
             codes = CodesSchema(

@@ -49,7 +49,8 @@ def in_child(tree: Path, folder: Path, device: str, **environment: str) -> dict[
     result, said = folder / "result.json", folder / "log"
     command = [sys.executable, "-m", "tests.clients.vllm.run", str(tree), str(result), device]
     others = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
-    given = {**others, "PYTHONPATH": str(ROOT), "VLLM_NO_USAGE_STATS": "1", **environment}
+    found = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    given = {**others, "PYTHONPATH": found, "VLLM_NO_USAGE_STATS": "1", **environment}
     seconds = float(os.environ.get("TEST_VLLM_SECONDS", 900))
     with said.open("w") as log:
         try:

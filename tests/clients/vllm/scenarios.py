@@ -229,7 +229,9 @@ def declined(engine: Engine) -> None:
     def convert(schema: object, tensors: dict[str, torch.Tensor], **options: object) -> tuple[object, dict[str, torch.Tensor]]:
         return codes, {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"]}
 
-    def prepare(*, shape_n: int, shape_k: int, weight_schema: object, num_experts: int, **options: object) -> None:
+    def prepare(
+        *, shape_n: int, shape_k: int, weight_schema: object, num_experts: int, torch_dtype: torch.dtype, **options: object
+    ) -> None:
         asked.update(shape=(shape_n, shape_k), schema=weight_schema, experts=num_experts)
         raise StopIteration
 

@@ -67,6 +67,21 @@ def test_conversion_is_hummings_for_what_we_will_not_serve(facade, dtype, expert
     assert (schema.b_dtype, tensors) == ("float4e0m3", {"weight": "re-encoded"})
 
 
+def test_conversion_keeps_a_bias_for_humming(facade):
+    """Whatever a conversion leaves out, vLLM deletes."""
+    given = {"weight_packed": torch.zeros(2, 64, 8, dtype=torch.int32), "weight_scale": torch.ones(2, 64, 2).bfloat16()}
+    schema, tensors = source(facade).convert_humming({**given, "bias": torch.ones(2, 64)}, [64], [64], torch.bfloat16, 2)
+    assert (schema.b_dtype, tensors) == ("float4e0m3", {"weight": "re-encoded"})
+
+
+@pytest.mark.parametrize("changes, said", [({"torch_dtype": torch.float16}, "torch.float16"), ({"has_bias": True}, "bias")])
+def test_the_reason_is_why_the_conversion_was_left_to_humming(facade, caplog, changes, said):
+    """Not the form that Humming's own conversion gave the weights, which follows from it."""
+    caplog.set_level("INFO")
+    assert prepared(facade, weight_schema=HummingWeightSchema(b_dtype="float4e0m3"), **changes) == "upstream"
+    assert said in caplog.text and "float4e0m3" not in caplog.text
+
+
 DECLINED = (
     ({"num_experts": None}, "leaves dense layers to Humming: no experts"),
     ({"weight_schema": HummingWeightSchema(b_dtype="float4e0m3")}, "float4e0m3 converted by Humming, not compressed-tensors INT4"),
