@@ -84,9 +84,11 @@ def assert_same_on_two_streams(works: Sequence, expected: Sequence[torch.Tensor]
     _assert_rounds(outs, expected)
 
 
-def assert_same_in_two_threads(works: Sequence, expected: Sequence[torch.Tensor]) -> None:
-    """Each thread on a stream of its own: the launch gives up the GIL in the middle."""
-    outs, streams = _poisoned_outs(expected), [torch.cuda.Stream() for _ in works]
+def assert_same_in_two_threads(
+    works: Sequence, expected: Sequence[torch.Tensor], streams: Sequence[torch.cuda.Stream] | None = None
+) -> None:
+    """Each thread on a stream of its own, or of those given: the launch gives up the GIL in the middle."""
+    outs, streams = _poisoned_outs(expected), streams or [torch.cuda.Stream() for _ in works]
     released_together(streams)
 
     def run(work, mine, stream):
