@@ -5,7 +5,11 @@ Needs vLLM's and Humming's Python files: named by ``TEST_VLLM_TREE``, or fetched
 
 from __future__ import annotations
 
+import json
+import os
+
 import pytest
+from filelock import FileLock
 
 from tests.clients.vllm import on_gpu, scenarios, trees
 from tests.clients.vllm.run import in_child
@@ -15,7 +19,15 @@ pytestmark = pytest.mark.skipif(not trees.there(), reason="vLLM's Python files a
 
 @pytest.fixture(scope="module")
 def outcome(gpu, tmp_path_factory) -> dict[str, str]:
-    return in_child(trees.tree(), tmp_path_factory.mktemp("vllm"), str(gpu))
+    """Of one child, which workers of pytest-xdist share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "vllm-client"
+    folder.mkdir(exist_ok=True)
+    found = folder / "outcome.json"
+    with FileLock(folder / "lock"):
+        if not found.exists():
+            found.write_text(json.dumps(in_child(trees.tree(), folder, str(gpu))))
+    return json.loads(found.read_text())
 
 
 @pytest.mark.parametrize("name", [*scenarios.SCENARIOS, *on_gpu.SCENARIOS])
