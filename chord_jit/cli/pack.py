@@ -48,7 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     started = time.perf_counter()
     ranks = arguments.ep * arguments.tp
     if arguments.all_ranks:
-        done = [_pack(arguments, arguments.target / f"rank-{rank:05d}-of-{ranks:05d}", rank) for rank in range(ranks)]
+        from chord_jit.formats.packed_ranks import rank_name
+
+        done = [_pack(arguments, arguments.target / rank_name(rank, ranks), rank) for rank in range(ranks)]
     else:
         done = [_pack(arguments, arguments.target, arguments.rank)]
     seconds = time.perf_counter() - started

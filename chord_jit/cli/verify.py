@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from chord_jit.cli.arguments import positive
@@ -22,16 +23,21 @@ def add_parser(subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints each problem. 1 when there is one, 2 when there is nothing to check."""
-    from chord_jit.formats.packed_check import verify_packed
+    from chord_jit.formats.packed_check import Checked, verify_packed
     from chord_jit.formats.packed_index import INDEX
+    from chord_jit.formats.packed_ranks import rank_folders, rank_problems
 
-    ranks = sorted(path.parent for path in arguments.path.glob(f"rank-*/{INDEX}"))
-    folders = ranks if ranks and not (arguments.path / INDEX).exists() else [arguments.path]
+    ranks = rank_folders(arguments.path)
+    own = not ranks or (arguments.path / INDEX).exists()
+    together = rank_problems(ranks) + ["it holds an index of its own beside folders of ranks"] * own if ranks else []
     found = {}
-    for folder in folders:
+    for folder in [arguments.path] * own + ranks:
         with counting(f"layers of {folder.name}") as progress:
             sample = None if arguments.all_experts else arguments.experts
             found[folder] = verify_packed(folder, source=arguments.source, sample=sample, progress=progress)
+    if together:
+        alone = found.get(arguments.path, Checked(0, 0, 0, ()))
+        found[arguments.path] = replace(alone, problems=(*alone.problems, *together))
     wrong = sum(len(checked.problems) for checked in found.values())
     if arguments.json:
         rows = [

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from chord_jit.errors import InputError
+from chord_jit.formats.arguments import device_of, numbers
 from chord_jit.formats.expert_reader import ExpertReader, root_of
 from chord_jit.formats.model_config import ModelShape, read_config, read_model_shape, require_int4_group32
 from chord_jit.formats.moe_weights import MoEWeights, allocate_layer
@@ -47,12 +48,13 @@ def load_moe_layers(
 
     Raises ``InputError``, naming file and tensor, for a scheme other than symmetric INT4 in groups of 32, for missing or
     truncated shards, missing experts, wrong shapes or dtypes, non-finite scales, and shares that are not equal or cut a
-    group. Config, names and shards are checked before the first weight is read.
+    group; ``InputTypeError`` for layers that are no integers, ``UnsupportedDeviceError`` for a GPU that is not there. Config, names
+    and shards are checked before the first weight is read.
     """
-    share = Share(ep, tp, rank)
+    share, where = Share(ep, tp, rank), device_of(device)
     with Checkpoint(path) as source:
         wanted, experts, neurons = source.layers(layers), share.experts(source.shape), share.neurons(source.shape)
-        return _load(source, wanted, experts, neurons, device, interleave, progress)
+        return _load(source, wanted, experts, neurons, where, interleave, progress)
 
 
 def load_moe_layer(
@@ -69,11 +71,12 @@ def load_moe_layer(
     ``experts``: global ids, in the order of the local ones; all of them by default. ``progress(done, total, expert)`` is
     called after each expert. Memory and errors are those of ``load_moe_layers``.
     """
+    where = device_of(device)
     with Checkpoint(folder) as source:
         source.layers([layer])
         wanted = _local_experts(source.shape, layer, experts)
         told = None if progress is None else lambda done, total, item: progress(done, total, item[1])
-        return _load(source, [layer], wanted, Share().neurons(source.shape), device, interleave, told)[layer]
+        return _load(source, [layer], wanted, Share().neurons(source.shape), where, interleave, told)[layer]
 
 
 class Checkpoint:
@@ -93,10 +96,10 @@ class Checkpoint:
         self._shards.__exit__(*exception)
 
     def layers(self, asked: Iterable[int] | None) -> list[int]:
-        """``asked``, or all MoE layers. Raises ``InputError`` unless each is a MoE layer, named once."""
+        """``asked``, or all MoE layers. Raises ``InputTypeError`` or ``InputError`` unless each is a MoE layer, named once."""
         known = self.shape.moe_layers
-        wanted = list(known if asked is None else asked)
-        wrong = [layer for layer in wanted if layer not in known]
+        wanted, some = numbers("load MoE layers", "layers", known if asked is None else asked), set(known)
+        wrong = [layer for layer in wanted if layer not in some]
         if wrong or not wanted or len(set(wanted)) != len(wanted):
             shown = f"{len(known)} from {known[0]} to {known[-1]}" if known else "none"
             raise InputError(
@@ -106,19 +109,21 @@ class Checkpoint:
         return wanted
 
     def readers(self, layers: Sequence[int], experts: Sequence[int], neurons: range) -> dict[int, ExpertReader]:
-        """One for each layer, once every name is known to be listed, none that speaks of another scheme is, and every shard
-        that is needed is whole. Raises ``InputError``.
+        """One for each layer, once every name is known to be listed, none that speaks of another scheme is, every shard that is
+        needed is whole, and the first expert has the sizes of config.json. Raises ``InputError``.
         """
         roots = {layer: root_of(self._shards, layer, experts[0]) for layer in layers}
         readers = {layer: ExpertReader(self._shards, root, self.shape, neurons) for layer, root in roots.items()}
         for reader in readers.values():
             reader.refuse_other_schemes(experts)
-        self._shards.require(name for reader in readers.values() for expert in experts for name in reader.names(expert))
+            self._shards.require(name for expert in experts for name in reader.names(expert))
+        for reader in readers.values():
+            reader.check(experts[0])
         return readers
 
 
 def _load(
-    source: Checkpoint, layers: Sequence[int], experts: Sequence[int], neurons: range, device: torch.device | str, interleave: bool,
+    source: Checkpoint, layers: Sequence[int], experts: Sequence[int], neurons: range, device: torch.device, interleave: bool,
     progress: Progress | None,
 ) -> dict[int, MoEWeights]:
     readers = source.readers(layers, experts, neurons)
@@ -141,7 +146,7 @@ def fill(
 
 
 def _local_experts(shape: ModelShape, layer: int, experts: Iterable[int] | None) -> list[int]:
-    wanted = list(range(shape.experts) if experts is None else experts)
+    wanted = numbers(f"load experts of layer {layer}", "experts", range(shape.experts) if experts is None else experts)
     wrong = [expert for expert in wanted if not 0 <= expert < shape.experts]
     if wrong or not wanted or len(set(wanted)) != len(wanted):
         raise InputError(

@@ -16,8 +16,8 @@ from chord_jit.formats.w4a16 import GROUP, pack_expert
 
 _PREFIXES = ("", "language_model.")
 _PROJECTIONS = ("gate", "up", "down")
-#: Tensors beside a weight that say that it is not symmetric, is reordered, or wants quantised inputs.
-_EXTRAS = ("weight_zero_point", "weight_g_idx", "input_scale")
+#: The tensors of one projection.
+_PARTS = ("weight_packed", "weight_scale", "weight_shape")
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,34 @@ class ExpertReader:
 
     def names(self, expert: int) -> list[str]:
         """Every tensor that one expert needs."""
-        return [f"{self.root}.{expert}.{proj}_proj.weight_{part}" for proj in _PROJECTIONS for part in ("packed", "scale", "shape")]
+        return [f"{self.root}.{expert}.{proj}_proj.{part}" for proj in _PROJECTIONS for part in _PARTS]
 
     def refuse_other_schemes(self, experts: Sequence[int]) -> None:
-        """Raises ``InputError`` where the index lists zero points or an activation order, or quantised inputs, of one of ``experts``."""
-        modules = (f"{self.root}.{expert}.{proj}_proj" for expert in experts for proj in _PROJECTIONS)
-        extra = next((f"{module}.{name}" for module in modules for name in _EXTRAS if f"{module}.{name}" in self.shards), None)
-        if extra is not None:
-            rule = "the scheme must be symmetric, with neither activation order nor quantised inputs"
-            given = {"file": self.shards.path(extra), "tensor": extra}
-            raise InputError(f"load {extra.rpartition('.')[0]}.weight", rule, given, "use a checkpoint without it")
+        """Raises ``InputError`` where any tensor but those of ``names`` is listed below a projection of one of ``experts``: whatever
+        it means, it would not be computed.
+        """
+        modules = {f"{expert}.{proj}_proj" for expert in experts for proj in _PROJECTIONS}
+        for name in self.shards.below(self.root):
+            path = name.removeprefix(f"{self.root}.").split(".")
+            module, part = ".".join(path[:2]), ".".join(path[2:])
+            if module in modules and part not in _PARTS:
+                rule = "it must be weight_packed, weight_scale and weight_shape alone: symmetric, no activation order, no quantised inputs"
+                given = {"file": self.shards.path(name), "tensor": name}
+                raise InputError(f"load {self.root}.{module}.weight", rule, given, "use a checkpoint without it")
+
+    def check(self, expert: int) -> None:
+        """Raises ``InputError`` unless dtypes and shapes of one expert are those that config.json implies. No weight is read."""
+        for proj in _PROJECTIONS:
+            for stored in self._stored(expert, proj):
+                self.shards.check(*stored)
 
     def matrix(self, expert: int, proj: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Words int32 [N, K/8] and scales BF16 [N, K/32] of ``gate``, ``up`` or ``down``, local neurons only: views of the mapped file."""
+        words, scale = self._stored(expert, proj)
+        return self.shards.tensor(*words, self._local(proj, 8)), self.shards.tensor(*scale, self._local(proj, GROUP))
+
+    def _stored(self, expert: int, proj: str) -> Iterator[tuple[str, tuple[torch.dtype], tuple[int, int]]]:
+        """Name, dtype and whole shape of words and scales, once ``weight_shape`` was found to be [N, K]."""
         hidden, inner = self.shape.hidden, self.shape.moe_intermediate
         name = f"{self.root}.{expert}.{proj}_proj.weight"
         n, k = (hidden, inner) if proj == "down" else (inner, hidden)
@@ -54,12 +69,14 @@ class ExpertReader:
                 {"file": self.shards.path(f"{name}_shape"), "weight_shape": declared, "wanted": [n, k]},
                 "use the config.json that belongs to these shards",
             )
-        found = []
-        for part, dtype, per in (("packed", torch.int32, 8), ("scale", torch.bfloat16, GROUP)):
-            columns = slice(self.neurons.start // per, self.neurons.stop // per)
-            cut = (slice(None), columns) if proj == "down" else (slice(self.neurons.start, self.neurons.stop), slice(None))
-            found.append(self.shards.tensor(f"{name}_{part}", (dtype,), (n, k // per), cut))
-        return found[0], found[1]
+        yield f"{name}_packed", (torch.int32,), (n, k // 8)
+        yield f"{name}_scale", (torch.bfloat16,), (n, k // GROUP)
+
+    def _local(self, proj: str, per: int) -> tuple[slice, slice]:
+        """Rows and columns of this rank, where ``per`` neurons of down share a column."""
+        if proj == "down":
+            return slice(None), slice(self.neurons.start // per, self.neurons.stop // per)
+        return slice(self.neurons.start, self.neurons.stop), slice(None)
 
     def pack(self, weights: MoEWeights, local: int, expert: int) -> None:
         """Packs ``expert`` into place ``local`` of ``weights``, on their device. Raises ``InputError``."""

@@ -11,6 +11,10 @@ from chord_jit.errors import InputError
 from chord_jit.formats.w4a16_layout import GROUP
 
 _ASKED = "read the quantisation of a model"
+#: Layers and experts are listed one by one, and sizes are multiplied: up to here neither takes memory or overflows, and no model
+#: comes near.
+_MOST, _MOST_OF_SIZE = 1 << 16, 1 << 24
+_SIZES = ("hidden_size", "moe_intermediate_size")
 _SCHEME = "compressed-tensors, pack-quantized, int4, group 32, symmetric, no activation order"
 
 
@@ -136,10 +140,10 @@ def _text_config(config: Mapping) -> Mapping:
 
 
 def _count(config: Mapping, name: str, default: int | None = None) -> int:
-    value = config.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < (1 if default is None else 0):
+    value, most = config.get(name, default), _MOST_OF_SIZE if name in _SIZES else _MOST
+    if isinstance(value, bool) or not isinstance(value, int) or not (default is None) <= value <= most:
         raise InputError(
-            "read the shape of a model", f"{name} must be a positive integer", {name: value},
+            "read the shape of a model", f"{name} must be a positive integer, {most} at most", {name: value},
             "pass the config.json of a model with routed experts in the naming of DeepSeek-V3 or Qwen3 MoE",
         )
     return value

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from chord_jit.errors import InputError
 from chord_jit.formats.checkpoint import Checkpoint
 from chord_jit.formats.expert_reader import ExpertReader
 from chord_jit.formats.moe_weights import MoEWeights
+from chord_jit.formats.packed_compare import differences
+from chord_jit.formats.packed_compare import sample as drawn
 from chord_jit.formats.packed_index import PackedIndex, read_index
 from chord_jit.formats.packed_load import digest, map_layer
 from chord_jit.formats.packed_write import config_hash
-from chord_jit.formats.w4a16 import unpack_expert
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,8 @@ def verify_packed(
             problems += [f"layer {layer}: {name} is not what was written: its SHA-256 differs" for name in _altered(index, layer, weights)]
             size += weights.gate_up.nbytes + weights.down.nbytes
             if layer in readers:
-                chosen = _sample(layer, index.packing.share.experts(index.packing.shape), sample)
-                problems += [f"layer {layer}, expert {expert}: {what}" for expert, what in _differences(weights, readers[layer], chosen)]
+                chosen = drawn(layer, index.packing.share.experts(index.packing.shape), sample)
+                problems += [f"layer {layer}, expert {expert}: {what}" for expert, what in differences(weights, readers[layer], chosen)]
                 compared += len(chosen)
             if progress is not None:
                 progress(done + 1, len(numbers), layer)
@@ -85,28 +83,3 @@ def _readers(index: PackedIndex, checkpoint: Checkpoint, folder: Path, source: s
 def _altered(index: PackedIndex, layer: int, weights: MoEWeights) -> list[str]:
     tensors = zip(index.layers[layer].items(), (weights.gate_up, weights.down), strict=True)
     return [name for (name, wanted), packed in tensors if digest(packed.data) != wanted]
-
-
-def _sample(layer: int, experts: range, count: int | None) -> Mapping[int, int]:
-    """Global ids of the experts to compare, by their local ones."""
-    local = range(len(experts))
-    some = local if count is None or count >= len(local) else sorted(random.Random(layer).sample(local, count))
-    return {number: experts[number] for number in some}
-
-
-def _differences(weights: MoEWeights, reader: ExpertReader, chosen: Mapping[int, int]) -> Iterator[tuple[int, str]]:
-    """Global expert and what differs, for each matrix that is not the source's."""
-    for local, expert in chosen.items():
-        gate_up, down = (unpack_expert(packed, local) for packed in (weights.gate_up, weights.down))
-        half = weights.gate_up.n // 2
-        found = {"gate": tuple(part[:half] for part in gate_up), "up": tuple(part[half:] for part in gate_up), "down": down}
-        for proj, (codes, scale) in found.items():
-            words, wanted = reader.matrix(expert, proj)
-            wrong = int((_words(codes) != words).sum()), int((scale.view(torch.int16) != wanted.view(torch.int16)).sum())
-            if any(wrong):
-                yield expert, f"{proj} differs from the source in {wrong[0]} words of eight codes and {wrong[1]} scales"
-
-
-def _words(codes: torch.Tensor) -> torch.Tensor:
-    """Codes [N, K] as the words [N, K/8] of a checkpoint."""
-    return (codes[:, 0::2] | codes[:, 1::2] << 4).view(torch.int32)

@@ -26,6 +26,7 @@ FORMAT = "chord-w4a16"
 ALIGNMENT = 4096
 #: No count in an index is larger: whatever it says, sizes stay numbers that can be handled.
 _MOST = 1 << 24
+_LEFTOVER = re.compile(rf"\.({re.escape(INDEX)}|layer-\d{{5,}}\.safetensors)\.[0-9a-f]{{32}}\.partial")
 _AGAIN = "pack the checkpoint again with chord pack"
 
 
@@ -106,13 +107,20 @@ class PackedIndex:
         content = {**self.packing.facts(), "made_by": f"chord_jit {VERSION}", "wanted": list(self.wanted)}
         content["layers"] = {str(layer): self.entry(layer) for layer in sorted(self.layers)}
         with placed(folder / INDEX) as staging:
-            files.write(staging, (json.dumps(content, indent=1) + "\n").encode())
-            staging.chmod(0o644)
+            put_new(staging, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def file_of(layer: int) -> str:
     """Name of a layer's file."""
     return f"layer-{layer:05d}.safetensors"
+
+
+def put_new(path: Path, content: bytes) -> None:
+    """A new file, on the disk when this returns; who may read it is for the umask to say."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextmanager
@@ -127,6 +135,11 @@ def placed(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             staging.unlink()
     files.sync_folder(path.parent)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What writers that were killed left in ``folder``: regular files under a name of ``placed``, for a file of a packed folder."""
+    return [path for path in folder.iterdir() if _LEFTOVER.fullmatch(path.name) and path.is_file() and not path.is_symlink()]
 
 
 def read_index(folder: str | Path) -> PackedIndex:

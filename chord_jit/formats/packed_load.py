@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from chord_jit.errors import InputError
+from chord_jit.formats.arguments import device_of, numbers
 from chord_jit.formats.moe_weights import MoEWeights, matrices
 from chord_jit.formats.packed_index import PackedIndex, Packing, file_of, read_index
 from chord_jit.formats.w4a16 import PackedW4A16
@@ -25,10 +26,11 @@ def load_packed(path: str | Path, layers: Iterable[int] | None = None, device: t
     are not: ``chord verify`` reads every byte. A file that is cut short while it is mapped ends the process.
 
     Raises ``InputError`` naming file and rule for a folder that is not whole, of another layout version, or whose index leads
-    out of it, and for layers that it does not hold.
+    out of it, and for layers that it does not hold; ``InputTypeError`` for layers that are no integers, ``UnsupportedDeviceError``
+    for a GPU that is not there.
     """
-    index = read_index(path)
-    wanted = list(index.wanted if layers is None else layers)
+    where, index = device_of(device), read_index(path)
+    wanted = numbers(f"load layers of {path}", "layers", index.wanted if layers is None else layers)
     absent = [layer for layer in wanted if layer not in index.layers]
     if absent or not wanted or len(set(wanted)) != len(wanted):
         raise InputError(
@@ -36,7 +38,7 @@ def load_packed(path: str | Path, layers: Iterable[int] | None = None, device: t
             {"asked": len(wanted), "not there": absent[:8], "there": len(index.layers), "not written yet": index.missing[:8]},
             "run chord pack again, with the same arguments: it writes what is missing",
         )
-    return {layer: on(map_layer(Path(path), index, layer), device) for layer in wanted}
+    return {layer: on(map_layer(Path(path), index, layer), where) for layer in wanted}
 
 
 def map_layer(folder: Path, index: PackedIndex, layer: int) -> MoEWeights:
@@ -67,7 +69,7 @@ def weights_of(packing: Packing, tensors: Sequence[torch.Tensor]) -> MoEWeights:
     return MoEWeights(**{name: PackedW4A16(data, n, k, data.shape[0], rows) for (name, (n, k, rows)), data in found})
 
 
-def on(weights: MoEWeights, device: torch.device | str) -> MoEWeights:
+def on(weights: MoEWeights, device: torch.device) -> MoEWeights:
     """The same layer on ``device``: no copy where it lies there already."""
     both = (weights.gate_up, weights.down)
     return MoEWeights(*(PackedW4A16(one.data.to(device), one.n, one.k, one.experts, one.interleaved) for one in both))

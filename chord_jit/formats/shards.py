@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -13,6 +16,8 @@ from chord_jit.errors import InputError
 from chord_jit.formats.model_config import read_json
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+#: What safetensors calls the dtypes that a checkpoint is made of.
+_NAMES = {torch.int32: "I32", torch.int64: "I64", torch.bfloat16: "BF16"}
 
 
 class Shards:
@@ -50,6 +55,15 @@ class Shards:
         """The file that holds ``name``."""
         return self._folder / self._file_of[name]
 
+    def below(self, module: str) -> Sequence[str]:
+        """Every tensor whose name begins with ``module.``, in the order of names."""
+        return self._sorted[bisect_left(self._sorted, f"{module}.") : bisect_left(self._sorted, f"{module}/")]
+
+    @cached_property
+    def _sorted(self) -> list[str]:
+        """``/`` comes next to the dot: what is below a module lies together."""
+        return sorted(self._file_of)
+
     def require(self, names: Iterable[str]) -> None:
         """Refuses a checkpoint that lacks one of ``names``, or whose shards that hold them are absent or cut short."""
         names = list(names)
@@ -63,34 +77,42 @@ class Shards:
         for file in sorted({self._file_of[name] for name in names}):
             self._shard(file)
 
-    def tensor(
-        self, name: str, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...], part: tuple[slice, ...] = ()
-    ) -> torch.Tensor:
-        """One tensor on the CPU, or its ``part``, of which alone the bytes are read; refused when the whole has another dtype or shape."""
+    def check(self, name: str, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]) -> None:
+        """Refuses a tensor of another dtype or shape, by what its shard's header says: nothing of it is read."""
         path = self.path(name)
         try:
             stored = self._shard(path.name).get_slice(name)
-            found = tuple(stored.get_shape())
-            tensor = stored[part if found == shape and part else (slice(None),) * len(found)]
         except SafetensorError as error:
             values = {"file": path, "error": error}
             raise InputError(f"read {name}", "its shard must hold it", values, "download this file and the index again") from None
-        if tensor.dtype not in dtypes or found != shape:
+        dtype, found, wanted = stored.get_dtype(), tuple(stored.get_shape()), [_NAMES[dtype] for dtype in dtypes]
+        if dtype not in wanted:
+            values, only = {"file": path, "dtype": dtype, "wanted": " or ".join(wanted)}, " and ".join(wanted)
+            raise InputError(f"read {name}", "its dtype must be one that can be packed", values, f"convert it: only {only} is packed here")
+        if found != shape:
             raise InputError(
-                f"read {name}", "dtype and shape must be those that config.json implies",
-                {"file": path, "dtype": tensor.dtype, "shape": found, "wanted": (*dtypes, shape)},
+                f"read {name}", "its shape must be that which config.json implies", {"file": path, "shape": found, "wanted": shape},
                 "use the config.json that belongs to these shards",
             )
-        return tensor
+
+    def tensor(
+        self, name: str, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...], part: tuple[slice, ...] = ()
+    ) -> torch.Tensor:
+        """One tensor on the CPU, or its ``part``, of which alone the bytes are read. Refused as ``check`` does."""
+        self.check(name, dtypes, shape)
+        return self._shard(self._file_of[name]).get_slice(name)[part or (slice(None),) * len(shape)]
 
     def _shard(self, file: str) -> safe_open:
         if file not in self._open:
             path = self._folder / file
+            if not os.path.isfile(path):
+                rule = "the shard must be a regular file that is there"
+                raise InputError(f"open {file[:80]}", rule, {"folder": self._folder}, "download this file again")
             try:
                 self._open[file] = self._stack.enter_context(safe_open(path, framework="pt"))
             except (OSError, SafetensorError) as error:
                 values = {"file": path, "error": error}
-                raise InputError(f"open {file}", "the shard must exist and be complete", values, "download this file again") from None
+                raise InputError(f"open {file}", "the shard must be readable and complete", values, "download this file again") from None
         return self._open[file]
 
 
@@ -100,7 +122,7 @@ def _weight_map(path: Path) -> dict[str, str]:
     if not isinstance(files, dict):
         raise InputError(f"read {path.name}", "it must hold a weight_map", {"path": path}, "download the file again")
     for name, file in files.items():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not isinstance(file, str) or Path(file).name != file or file in ("", ".."):
             values = {"path": path, "tensor": name, "file": file}
             raise InputError(f"read {path.name}", "every tensor must lie in a file of the same folder", values, "download the file again")
     return files

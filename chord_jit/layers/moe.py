@@ -10,6 +10,7 @@ import torch
 from torch.compiler import is_compiling
 
 from chord_jit.errors import InputError, InputTypeError
+from chord_jit.formats.arguments import device_of
 from chord_jit.formats.checkpoint import load_moe_layers
 from chord_jit.formats.model_config import read_model_shape
 from chord_jit.formats.moe_weights import MoEWeights
@@ -64,8 +65,7 @@ class MoELayer(torch.nn.Module):
         ``device``: default the current GPU. Under expert parallelism ids are those of the model. Under tensor parallelism the
         results of all ranks must be added. Raises as ``load_moe_layers``.
         """
-        where = torch.device("cuda", torch.cuda.current_device()) if device is None else torch.device(device)
-        shape = read_model_shape(path)
+        where, shape = device_of(device), read_model_shape(path)
         weights = load_moe_layers(path, layers=[layer], ep=ep, tp=tp, rank=rank, device=where)[layer]
         expert_map = None
         if ep > 1:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from chord_jit.errors import InputError
+from chord_jit.formats import checkpoint, packed_write
 from chord_jit.formats.checkpoint import load_moe_layer
 from chord_jit.formats.w4a16 import pack_w4a16
 from tests.unit.formats import tiny_checkpoint as tiny
@@ -71,6 +73,16 @@ def test_shards_of_other_experts_may_be_absent(tmp_path, seed):
         load_moe_layer(tmp_path, 1, experts=[2, 3])
 
 
+def test_what_lies_beside_other_experts_and_modules_is_no_matter(tmp_path, seed):
+    known = tiny.matrices(seed)
+    names = ("experts.3.up_proj.bias", "experts.1.up_proj_old.weight", "experts.1.norm.weight", "experts2.1.up_proj.bias", "experts.bias")
+    others = [f"model.layers.1.mlp.{name}" for name in names]
+    tiny.write(tmp_path, tiny.config(), tiny.tensors_of(known) | {name: torch.zeros(2) for name in others})
+    assert torch.equal(load_moe_layer(tmp_path, 1, experts=[1]).down.data, expected(known, [1], True)[1].data)
+    with pytest.raises(InputError, match=r"experts\.3\.up_proj\.bias"):
+        load_moe_layer(tmp_path, 1, experts=[1, 3])
+
+
 def rewrite(folder, file, change):
     """Loads a shard, applies ``change`` to its tensors and writes it back."""
     tensors = {name: tensor.clone() for name, tensor in load_file(folder / file).items()}
@@ -130,11 +142,27 @@ def poison(scale):
     return scale
 
 
+def four_bits(folder):
+    """A header that says F4, of four times as many elements, where it said BF16."""
+    data = (folder / SECOND).read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    head = json.loads(data[8 : 8 + size])
+    entry = next(entry for entry in head.values() if entry["dtype"] == "BF16")
+    entry |= {"dtype": "F4", "shape": [entry["shape"][0], entry["shape"][1] * 4]}
+    text = json.dumps(head, separators=(",", ":")).encode()
+    (folder / SECOND).write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+
+
+def pipe(folder):
+    (folder / SECOND).unlink()
+    os.mkfifo(folder / SECOND)
+
+
 GATE, DOWN = f"{EXPERT}.2.gate_proj.weight", f"{EXPERT}.3.down_proj.weight"
 DAMAGES = {
     "truncated shard": (truncate, rf"open {SECOND}.*complete"),
     "no header": (no_header, rf"open {SECOND}.*complete"),
-    "missing shard": (lambda folder: (folder / SECOND).unlink(), rf"open {SECOND}.*must exist"),
+    "missing shard": (lambda folder: (folder / SECOND).unlink(), rf"open {SECOND}.*regular file that is there"),
     "tensor not in its shard": (drop_from_shard, rf"read model\.layers.*{SECOND}"),
     "missing expert": (edit_index(forget_expert_3), rf"missing=9, of=36, first={EXPERT}\.3\.gate_proj\.weight_packed"),
     "file outside the folder": (list_in(GATE + "_packed", "../x.safetensors"), r"same folder.*\.\./x"),
@@ -144,10 +172,24 @@ DAMAGES = {
     "zero points": (list_in(GATE + "_zero_point", SECOND), rf"symmetric.*{GATE}_zero_point"),
     "activation order": (list_in(GATE + "_g_idx", SECOND), rf"activation order.*{GATE}_g_idx"),
     "quantised inputs": (list_in(f"{EXPERT}.2.gate_proj.input_scale", SECOND), rf"quantised inputs.*{EXPERT}\.2\.gate_proj\.input_scale"),
+    **{
+        f"a tensor {name}": (list_in(f"{EXPERT}.0.up_proj.{name}", SECOND), rf"and weight_shape alone.*up_proj\.{name}")
+        for name in ("bias", "weight", "output_scale", "input_zero_point", "weight_global_scale", "lora_A.weight")
+    },
     "shape of words": (edit_tensor(GATE + "_packed", lambda t: t[:, :-1].contiguous()), rf"read {GATE}_packed.*64, 11.*64, 12"),
-    "dtype of words": (edit_tensor(GATE + "_packed", lambda t: t.long()), rf"read {GATE}_packed.*torch\.int64"),
-    "dtype of scales": (edit_tensor(DOWN + "_scale", lambda t: t.half()), rf"read {DOWN}_scale.*torch\.float16"),
-    "shape of scales": (edit_tensor(DOWN + "_scale", lambda t: t[:-8].contiguous()), rf"read {DOWN}_scale.*88, 2"),
+    "dtype of words": (edit_tensor(GATE + "_packed", lambda t: t.long()), rf"read {GATE}_packed.*dtype=I64, wanted=I32.*only I32"),
+    "dtype of scales": (edit_tensor(DOWN + "_scale", lambda t: t.half()), rf"read {DOWN}_scale.*dtype=F16, wanted=BF16.*only BF16"),
+    "shape of scales": (edit_tensor(DOWN + "_scale", lambda t: t[:-8].contiguous()), rf"read {DOWN}_scale.*88, 2.*the config\.json"),
+    "dtype of weight_shape": (edit_tensor(DOWN + "_shape", lambda t: t.float()), rf"read {DOWN}_shape.*dtype=F32, wanted=I64 or I32"),
+    "a dtype that torch lacks": (four_bits, rf"read {EXPERT}.*dtype=F4, wanted="),
+    "a pipe": (pipe, rf"open {SECOND}.*regular file"),
+    "a folder for a shard": (lambda folder: ((folder / SECOND).unlink(), (folder / SECOND).mkdir()), rf"open {SECOND}.*regular file"),
+    **{
+        f"file {file!r}": (list_in(GATE + "_packed", file), "must lie in a file of the same folder")
+        for file in ("..", ".", "", "a/b", "/etc/passwd", f"./{SECOND}", 5, None)
+    },
+    "a file name that is none": (list_in(GATE + "_packed", "x\0y"), "regular file"),
+    "a file name that is too long": (list_in(GATE + "_packed", "x" * 5000), "regular file"),
     "weight_shape": (edit_tensor(DOWN + "_shape", lambda t: t + 8), r"weight_shape=\[104, 72\], wanted=\[96, 64\]"),
     "NaN in a scale": (edit_tensor(GATE + "_scale", poison), rf"{GATE}_scale.*gate's scales.*NaN or inf=1.*0, 7, 1.*file=.*safetensors"),
     "no config": (lambda folder: (folder / "config.json").unlink(), r"config\.json.*No such file"),
@@ -173,3 +215,31 @@ def test_layers_and_experts_that_are_not_there(tmp_path, seed, layer, experts, s
     tiny.write(tmp_path, tiny.config(), tiny.tensors_of(tiny.matrices(seed)))
     with pytest.raises(InputError, match=says):
         load_moe_layer(tmp_path, layer, experts=experts)
+
+
+def test_a_shard_may_be_a_link(tmp_path, seed):
+    """As in a cache of downloads, where the files lie elsewhere under the names of their hashes."""
+    known = tiny.matrices(seed)
+    tiny.write(tmp_path, tiny.config(), tiny.tensors_of(known))
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / SECOND).rename(tmp_path / "blobs" / "0123")
+    (tmp_path / SECOND).symlink_to("blobs/0123")
+    assert torch.equal(load_moe_layer(tmp_path, 1).down.data, expected(known, range(tiny.EXPERTS), True)[1].data)
+
+
+@pytest.mark.parametrize("field, value", [("hidden_size", 1 << 24), ("moe_intermediate_size", 1 << 24), ("hidden_size", 64)])
+def test_sizes_that_the_tensors_do_not_have_are_refused_before_memory_or_disk_is_taken(tmp_path, seed, monkeypatch, field, value):
+    tiny.write(tmp_path, tiny.config() | {field: value}, tiny.tensors_of(tiny.matrices(seed)))
+    for module, name in ((checkpoint, "allocate_layer"), (packed_write, "_write_layer")):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("taken"))
+    for use in (lambda: load_moe_layer(tmp_path, 1), lambda: packed_write.pack_checkpoint(tmp_path, tmp_path / "packed")):
+        with pytest.raises(InputError, match=f"(?s)weight_shape must be.*{value}"):
+            use()
+    assert not (tmp_path / "packed").exists()
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "n_routed_experts"])
+def test_a_model_of_more_layers_or_experts_than_there_are_is_refused_soon(tmp_path, seed, field):
+    tiny.write(tmp_path, tiny.config() | {field: 1 << 16}, tiny.tensors_of(tiny.matrices(seed)))
+    with pytest.raises(InputError, match="every tensor of the experts must be listed"):
+        checkpoint.load_moe_layers(tmp_path)

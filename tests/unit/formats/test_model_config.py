@@ -37,6 +37,22 @@ def test_a_field_that_is_missing_or_impossible(name, value):
         read_model_shape(KIMI | {name: value})
 
 
+MOST = {
+    "hidden_size": 1 << 24, "moe_intermediate_size": 1 << 24, "n_routed_experts": 1 << 16, "num_experts_per_tok": 1 << 16,
+    "num_hidden_layers": 1 << 16, "first_k_dense_replace": 1 << 16, "moe_layer_freq": 1 << 16,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_no_count_is_larger_than_what_can_be_handled(name):
+    """Layers and experts are listed one by one, and sizes are multiplied: a number that is none would take all memory, or overflow."""
+    largest = KIMI | {"n_routed_experts": 1 << 16, name: MOST[name]}
+    assert read_model_shape(largest).experts == 1 << 16
+    for value in (MOST[name] + 1, 200_000_000, 10**18, 10**30):
+        with pytest.raises(InputError, match=f"{name} must be a positive integer, {MOST[name]} at most.*(?s:.)*{name}={value}"):
+            read_model_shape(largest | {name: value})
+
+
 QWEN3 = {
     "model_type": "qwen3_moe", "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_experts": 128,
     "num_experts_per_tok": 8, "num_hidden_layers": 94, "decoder_sparse_step": 1, "mlp_only_layers": [],

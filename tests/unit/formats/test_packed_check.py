@@ -58,6 +58,11 @@ def in_header(old: bytes, new: bytes):
     return damage
 
 
+def four_bits(folder: Path) -> None:
+    """The same bytes, said to be twice as many elements of half the size."""
+    in_header(b'"U8","shape":[2,1,2,4608]', b'"F4","shape":[2,1,2,9216]')(folder)
+
+
 def other_tensors(folder: Path) -> None:
     tensors = load_file(folder / FIRST)
     save_file({**tensors, "more": tensors["layers.1.down"][:1].clone()}, folder / FIRST)
@@ -79,6 +84,7 @@ FILES = {
     "longer": (lambda folder: (folder / FIRST).write_bytes((folder / FIRST).read_bytes() + b"x"), "size of its layer"),
     "another layer's": (lambda folder: shutil.copy(folder / SECOND, folder / FIRST), r"tensors of its layer.*layers\.2\.down"),
     "another dtype": (in_header(b'"U8"', b'"I8"'), r"must be uint8.*torch\.int8"),
+    "a dtype that torch lacks": (four_bits, "must be uint8|must be safetensors"),
     "another shape": (in_header(b"[2,1,2,4608]", b"[1,2,2,4608]"), "must be uint8 of the index's shape"),
     "another name": (in_header(b"layers.1.down", b"layers.9.down"), r"tensors of its layer.*layers\.9\.down"),
     "no header": (in_header(b'{"__metadata__"', b"{'__metadata__'"), "must be safetensors"),
