@@ -63,7 +63,8 @@ def indexed(
     touch no other row (measured in ``docs/kernels/w4a16_mma.md``). Many rows per expert go to a WGMMA kernel, which rounds
     each weight ``(code - 8) * scale`` once to BF16 and has no such range. Runs on the current stream of the tensors' device; a
     warm call neither allocates (with ``out=``) nor synchronises, and can be captured. ``torch.compile`` takes the call whole, as a
-    custom op (``chord_jit.ops``), and one graph for every token count; ``align_blocks`` may stand in the compiled function too.
+    custom op (``chord_jit.ops``); left to itself, torch makes a graph for the first token count, one for all others, and one each
+    for 0 and 1. ``align_blocks`` may stand in the compiled function too.
 
     Raises ``InputError`` / ``InputTypeError`` before any launch, ``OverrideError`` for an illegal ``CHORD_W4A16_*``,
     ``CaptureError`` for a cold call inside CUDA graph capture.

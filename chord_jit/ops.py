@@ -6,7 +6,7 @@ eager call does: the same checks when it runs, the same errors, the same bits, r
 it computes only with ``CHORD_BACKEND=reference``. No gradient is defined.
 
 Fake kernels know shapes alone and refuse nothing, so a call that breaks a rule raises its own error when the compiled function
-runs. Sizes may be symbolic: one graph serves every token count.
+runs. Sizes may be symbolic, so graphs serve any token count.
 
 ``mode="reduce-overhead"`` copies every input of a graph that it does not know to stay in place, weights too: tell it with
 ``torch._dynamo.mark_static_address(weight.data)`` before the function is compiled.

@@ -105,7 +105,7 @@ def _require_pinned() -> None:
     if versions != pins:
         raise ToolchainError(
             _ASKED, "the toolchain must be the one that chord_jit pins", {"found": ", ".join(versions), "pinned": ", ".join(pins)},
-            "pip install chord-jit with its dependencies, in a fresh environment",
+            "pip install ., in the checkout of chord_jit and in a fresh environment",
         )
 
 

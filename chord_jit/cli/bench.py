@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     peer = not arguments.no_peer
     if peer and not peers.available():
-        sys.stderr.write(f"chord bench: {peers.NAME} is not installed (pip install 'chord-jit[bench]'): no peer, not evidence\n")
+        sys.stderr.write(f"chord bench: {peers.NAME} is not installed (pip install '.[bench]', in the checkout): no peer, not evidence\n")
         peer = False
     schedule = parse(arguments.schedule) if arguments.schedule else None
     request = Request(

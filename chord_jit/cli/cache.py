@@ -76,7 +76,7 @@ def _list(arguments: argparse.Namespace) -> int:
         console().print(f"{store.root} ({store.kind}): {len(items)} entries, {_bytes(items) / 1024:.0f} KiB{checked}", soft_wrap=True)
         for item in items if thorough else ():
             if item.problem:
-                console().print(f"damaged {item.folder}: {item.problem}", soft_wrap=True, markup=False)
+                console().print(f"damaged {item.folder}: {item.problem}", soft_wrap=True)
     return 1 if damaged and thorough else 0
 
 
@@ -100,6 +100,7 @@ def config_of(item: Item) -> str:
 
 def _show(store: Store, items: list[Item]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=f"{store.root} ({store.kind})", title_justify="left")
     for column in ("key", "kernel", "arch", "config", "registers", "spills", "KiB", "last used"):
@@ -107,7 +108,7 @@ def _show(store: Store, items: list[Item]) -> None:
     for item in items:
         row = _row(store, item)
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(item.last_used))
-        state = row["stem"] if row["whole"] else "[bold red]damaged"
+        state = row["stem"] if row["whole"] else Text("damaged", style="bold red")
         numbers = (str(row["registers"]), str(row["spill_bytes"]), f"{item.size / 1024:.0f}")
         table.add_row(item.digest[:12], state, row["arch"], row["config"], *numbers, used)
     console().print(table)

@@ -55,14 +55,13 @@ def why(arguments: argparse.Namespace) -> int:
 
 def _show(one: str, other: str, found: list) -> None:
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(title=f"{len(found)} differences", title_justify="left")
     for column in ("field", one, other):
         table.add_column(column, overflow="fold")
     for each in found:
         label = f"{each.field}: {each.name}" if each.name else each.field
-        table.add_row(label, *(Text("not there" if text is None else text) for text in (each.one, each.other)))
+        table.add_row(label, *("not there" if text is None else text for text in (each.one, each.other)))
     console().print(table)
 
 
@@ -95,7 +94,7 @@ def export(arguments: argparse.Namespace) -> int:
     else:
         console().print(f"{arguments.file}: {len(contents)} entries, {size / 1024:.0f} KiB", soft_wrap=True)
         for problem in damaged:
-            console().print(f"left out {problem}", soft_wrap=True, markup=False)
+            console().print(f"left out {problem}", soft_wrap=True)
     return 1 if damaged else 0
 
 
@@ -113,7 +112,7 @@ def bring(arguments: argparse.Namespace) -> int:
     else:
         console().print(f"{store.root}: {len(done.new)} new entries, {len(done.present)} were there", soft_wrap=True)
         for notice in notices:
-            console().print(f"notice: {notice}", soft_wrap=True, markup=False)
+            console().print(f"notice: {notice}", soft_wrap=True)
     return 0
 
 

@@ -16,10 +16,13 @@ _QUIET_SECONDS = 3.0
 
 
 def console() -> Console:
-    """A console on the present standard output. Piped output is not cut to a terminal's width."""
+    """A console on the present standard output. Piped output is not cut to a terminal's width.
+
+    Every text is shown as it is, for a path may hold what rich takes for markup: what has a style is a ``rich.text.Text``.
+    """
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else 140, highlight=False, markup=False, emoji=False)
 
 
 def write(text: str) -> None:
@@ -32,7 +35,8 @@ def bar() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    title = TextColumn("{task.description}", markup=False)
+    columns = (title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True))
 
 

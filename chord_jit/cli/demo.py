@@ -14,6 +14,7 @@ from pathlib import Path
 
 from chord_jit import device
 from chord_jit.cli.console import console, counting, write
+from chord_jit.cli.kept import place_of, require_kept
 from chord_jit.device import TARGETS, DeviceFacts
 from chord_jit.errors import InputError
 
@@ -59,7 +60,6 @@ def _run(arguments: argparse.Namespace, folder: Path) -> int:
     from chord_jit.cli import demo_layer
     from chord_jit.formats.checkpoint import load_moe_layer
     from chord_jit.formats.synthetic import write_checkpoint
-    from chord_jit.jit.roots import cache_root
 
     here = device.current()
     gpu, facts = here is not None, here or device.target(arguments.arch)
@@ -71,6 +71,8 @@ def _run(arguments: argparse.Namespace, folder: Path) -> int:
     with counting("experts loaded and packed") as progress:
         weights = load_moe_layer(folder, 1, device="cuda" if gpu else "cpu", progress=progress)
     step = demo_layer.DecodeStep(weights, arguments.tokens, arguments.top_k, arguments.seed, facts)
+    if not gpu:
+        require_kept("run the demo without a GPU", step.specs())
     with counting("kernels built") as progress:
         report = api.warm_up(step.problems(), progress=progress)
     if report.failed:
@@ -81,7 +83,8 @@ def _run(arguments: argparse.Namespace, folder: Path) -> int:
         errors = step.compare(step.run_kernels() if gpu else step.run_reference())
     checks = [Check("codes and scales = checkpoint", f"{arguments.experts} experts", float(wrong), 0.0)]
     checks += [Check(what, shape, error, bound) for (what, shape, bound), error in zip(step.stages(), errors, strict=True)]
-    _report(arguments, gpu, facts, checks, step.kernels(), report, _plain_words(gpu, facts, report, cache_root()))
+    words = _plain_words(gpu, facts, report, {place_of(spec) for spec in step.specs()})
+    _report(arguments, gpu, facts, checks, step.kernels(), report, words)
     return 0 if all(check.passed for check in checks) else 1
 
 
@@ -95,14 +98,23 @@ def _step(title: str) -> Iterator[None]:
     sys.stderr.write(f"{time.perf_counter() - started:.1f} s\n")
 
 
-def _plain_words(gpu: bool, facts: DeviceFacts, report, root: Path) -> str:
-    kept = f"{report.compiled} compiled now, {report.hit} found in {root}"
+def _plain_words(gpu: bool, facts: DeviceFacts, report, places: set[Path | None]) -> str:
+    """``places``: the roots that have the kernels, None among them where one is in no root."""
+    whole = None not in places
+    kept = "they lie in " + ", ".join(sorted(map(str, places))) if whole else "not all could be kept"
+    kernels = f"{report.compiled} compiled now, {report.hit} found; {kept}"
     if gpu:
-        return f"Ran on {facts.name} ({facts.arch}). Kernels: {kept}."
+        return f"Ran on {facts.name} ({facts.arch}). Kernels: {kernels}."
+    brought = f"A machine with an {facts.name} would have to compile what was not kept."
+    if whole:
+        brought = (
+            f"Brought to a machine with an {facts.name}, these entries are the ones it looks up: the keys are equal and nothing is "
+            "compiled there."
+        )
     return (
-        f"This machine has no GPU that chord_jit has kernels for, so no kernel ran. The kernels were compiled for {facts.arch} ({kept}). "
-        f"Brought to a machine with an {facts.name}, that folder holds the entries it looks up: the keys are equal and nothing is compiled "
-        "there. The numbers above were computed with chord_jit.reference, rounded to BF16 where the kernels round."
+        "This machine has no GPU that chord_jit has kernels for, so no kernel ran. The kernels were compiled for "
+        f"{facts.arch} ({kernels}). {brought} The numbers above were computed with chord_jit.reference, rounded to BF16 where the "
+        "kernels round."
     )
 
 
@@ -115,6 +127,7 @@ def _report(
         write(json.dumps({**outcome, "kernels": kernels, "checks": checked, "note": words}, indent=2))
         return
     from rich.table import Table
+    from rich.text import Text
 
     built = Table(title="Kernels", title_justify="left")
     for column in kernels[0]:
@@ -125,9 +138,9 @@ def _report(
     for column in ("what", "shape", "error", "at most", "verdict"):
         results.add_column(column, overflow="fold")
     for check in checks:
-        verdict = "[green]ok" if check.passed else "[bold red]too far"
+        verdict = Text("ok", style="green") if check.passed else Text("too far", style="bold red")
         error, bound = (f"{check.error:.2e}", f"{check.bound:.1e}") if check.bound else (f"{check.error:.0f} differ", "0 differ")
         results.add_row(check.what, check.shape, error, bound, verdict)
     out = console()
     out.print(built, results)
-    out.print(words, markup=False)
+    out.print(words)

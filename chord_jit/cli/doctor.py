@@ -68,7 +68,8 @@ def _packages() -> Check:
     """The packages that every other check imports."""
     missing = [name for name in _PACKAGES if not _importable(name)]
     if missing:
-        return Check("packages", "missing", "cannot import " + ", ".join(missing), "pip install chord-jit, in this environment")
+        remedy = "pip install ., in the checkout of chord_jit and in this environment"
+        return Check("packages", "missing", "cannot import " + ", ".join(missing), remedy)
     return Check("packages", "ok", ", ".join(f"{name} {metadata.version(name)}" for name in ("cuda-bindings", "numpy", "safetensors")))
 
 
@@ -200,6 +201,7 @@ def _overrides() -> Check:
 
 def _show(checks: list[Check], missing: list[Check]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from chord_jit.cli.console import console
 
@@ -208,10 +210,10 @@ def _show(checks: list[Check], missing: list[Check]) -> None:
     for column in ("part", "state", "found"):
         table.add_column(column, overflow="fold")
     for check in checks:
-        table.add_row(check.name, f"[{style[check.state]}]{check.state}", check.found)
+        table.add_row(check.name, Text(check.state, style=style[check.state]), check.found)
     out = console()
     out.print(table)
     for check in missing:
-        out.print(f"[bold red]missing[/] {check.name}: {check.remedy}", soft_wrap=True)
+        out.print(Text("missing", style=style["missing"]), f"{check.name}: {check.remedy}", soft_wrap=True)
     if not missing:
         out.print("Cold kernels can be compiled and kept here.")

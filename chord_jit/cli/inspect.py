@@ -115,7 +115,6 @@ def _occupancy(arch: str, config: dict, facts) -> dict[str, object] | None:
 
 def _show(body: dict, lines: int) -> None:
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(title=f"{body['stem']} {body['arch']} {body['digest'][:16]}", title_justify="left", show_header=False)
     facts, held = body["facts"], body["occupancy"]
@@ -135,7 +134,7 @@ def _show(body: dict, lines: int) -> None:
         total = sum(body["instructions"].values())
         rows["instructions"] = f"{total}: " + ", ".join(f"{name} {count}" for name, count in most)
     for name, value in rows.items():
-        table.add_row(name, Text(value))
+        table.add_row(name, value)
     console().print(table)
     if body["no_sass"]:
         write(body["no_sass"])

@@ -14,6 +14,7 @@ from chord_jit import device
 from chord_jit.cli.arguments import positive
 from chord_jit.cli.bench import CALL_SETS
 from chord_jit.cli.console import counting, write
+from chord_jit.cli.kept import require_kept
 from chord_jit.device import TARGETS
 from chord_jit.errors import InputError
 
@@ -141,6 +142,7 @@ def _cases(arguments: argparse.Namespace) -> list:
 def _compile_only(arguments: argparse.Namespace, wanted: list) -> int:
     from chord_jit.tune.build import compile_all
 
+    require_kept("compile what competes", (spec for contest in wanted for _, spec in contest.specs()))
     with counting("kernels") as progress:
         report = compile_all(wanted, arguments.jobs, progress)
     outcome = {"compiled": report.compiled, "hit": report.hit, "failed": report.failed, "seconds": round(report.seconds, 3)}

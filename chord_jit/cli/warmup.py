@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from chord_jit import device
 from chord_jit.cli.console import console, counting, write
+from chord_jit.cli.kept import require_kept
 from chord_jit.device import TARGETS, DeviceFacts
 from chord_jit.errors import InputError
 
@@ -31,6 +32,8 @@ def add_parser(subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compiles, and prints what was compiled, what was found and what failed. 1 when a kernel failed."""
+    from rich.text import Text
+
     from chord_jit import plan
 
     for name in ("jobs", "sms"):
@@ -40,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     targets = _facts(arguments)
     found = plan.plan(model, targets)
     chosen = time.perf_counter() - started
+    require_kept("warm up a deployment", (one.spec for one in found.kernels))
     with counting("kernels") as progress:
         report = found.warm_up(jobs=arguments.jobs, progress=progress)
     numbers = {facts.arch: sum(one.spec.arch == facts.arch for one in found.kernels) for facts in targets}
@@ -52,12 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
         write(json.dumps(body, indent=2))
     else:
         _show(found.kernels)
-        console().print(str(report), markup=False, soft_wrap=True)
+        console().print(str(report), soft_wrap=True)
         how = "by the manifest of an earlier warm-up" if found.known else "anew"
         console().print(f"chosen {how} in {chosen:.3f} s", soft_wrap=True)
         for arch, number in numbers.items():
-            more = " [bold red](more: a cold start takes longer; please report this model)" if number > plan.MOST_KERNELS else ""
-            console().print(f"{arch}: {number} kernels, {plan.MOST_KERNELS} expected at most{more}", soft_wrap=True)
+            told = [f"{arch}: {number} kernels, {plan.MOST_KERNELS} expected at most"]
+            if number > plan.MOST_KERNELS:
+                told.append(Text("(more: a cold start takes longer; please report this model)", style="bold red"))
+            console().print(*told, soft_wrap=True)
     return 1 if report.failed else 0
 
 

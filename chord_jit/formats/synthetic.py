@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from chord_jit.errors import InputError, ToolchainError
@@ -25,14 +26,24 @@ def write_checkpoint(
     with absmax scales. ``hidden`` and ``intermediate`` are multiples of 32. Files: config.json, then ``shards``
     safetensors files with an index, or one ``model.safetensors``. Attention, router and dense layers are not written.
 
-    Raises ``InputError`` for impossible sizes and for a folder that is not empty (nothing is ever overwritten), and
-    ``ToolchainError`` when compressed-tensors is not installed.
+    Raises ``InputError`` for impossible sizes and for a folder that is not empty (nothing is ever overwritten) or cannot be
+    written, and ``ToolchainError`` when compressed-tensors is not installed.
     """
-    _check(hidden, intermediate, experts, top_k, layers, shards)
+    _check(hidden, intermediate, experts, top_k, layers, seed, shards)
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        raise InputError("write a checkpoint", "the folder must be empty", {"folder": folder}, "name a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise InputError("write a checkpoint", "the folder must be empty", {"folder": folder}, "name a new folder")
+        _write(folder, hidden, intermediate, experts, top_k, layers, seed, shards)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            "write a checkpoint", "the folder must be one that can be made and written", {"folder": folder, "error": error},
+            "name a new folder",
+        ) from None  # fmt: skip
+
+
+def _write(folder: Path, hidden: int, intermediate: int, experts: int, top_k: int, layers: int, seed: int, shards: int) -> None:
     compressor, scheme, quantization = _compressor()
     generator = torch.Generator().manual_seed(seed)
     modules = [
@@ -62,7 +73,7 @@ def write_checkpoint(
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def _check(hidden: int, intermediate: int, experts: int, top_k: int, layers: int, shards: int) -> None:
+def _check(hidden: int, intermediate: int, experts: int, top_k: int, layers: int, seed: int, shards: int) -> None:
     sizes = {"hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k, "layers": layers, "shards": shards}
     right = min(sizes.values()) > 0 and hidden % GROUP == 0 and intermediate % GROUP == 0 and top_k <= experts
     if not right or shards > 3 * experts * layers:
@@ -70,6 +81,8 @@ def _check(hidden: int, intermediate: int, experts: int, top_k: int, layers: int
             "write a checkpoint", "sizes must be positive, hidden and intermediate multiples of 32, top_k at most experts, "
             "shards at most the number of matrices", sizes, "choose other sizes",
         )
+    if not -(2**63) <= seed < 2**64:
+        raise InputError("write a checkpoint", "the seed must fit 64 bits", {"seed": seed}, "choose a smaller one")
 
 
 def _compressor() -> tuple:
@@ -79,8 +92,9 @@ def _compressor() -> tuple:
         from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
     except ImportError as error:
         raise ToolchainError(
-            "write a checkpoint", "the compressed-tensors library must be installed", {"error": error}, "pip install 'chord_jit[demo]'"
-        ) from error
+            "write a checkpoint", "the compressed-tensors library must be installed", {"error": error},
+            "pip install '.[demo]', in the checkout of chord_jit",
+        ) from error  # fmt: skip
     weights = QuantizationArgs(num_bits=4, type="int", strategy="group", group_size=GROUP, symmetric=True, dynamic=False, observer="minmax")
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
     config = QuantizationConfig(

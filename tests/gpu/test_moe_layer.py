@@ -162,6 +162,19 @@ def test_a_warm_call_compiles_loads_and_waits_for_nothing(gpu, events, seed):
     assert torch.cuda.memory_stats(gpu)["reserved_bytes.all.allocated"] == held, "the driver was asked for memory"
 
 
+def test_v38_a_warmed_up_layer_builds_nothing_at_any_token_count(gpu, own_cache, seed):
+    """No other test uses this shape."""
+    hidden, neurons, experts, top_k = 544, 160, 5, 2
+    weights, _, x, ids, factors = draw((4000, top_k, experts, hidden, neurons, 0), gpu)
+    report = chord_jit.warm_up(chord_jit.Deployment(hidden, neurons, experts, top_k))
+    assert report.compiled and not report.failed
+    layer, before = chord_jit.MoELayer(weights, top_k=top_k), counters()
+    for tokens in (1, 2, 3, 7, 20, 64, 150, 500, 1300, 4000):
+        layer(x[:tokens], ids[:tokens], factors[:tokens])
+    torch.cuda.synchronize()
+    assert (counters().compiles, counters().loads) == (before.compiles, before.loads)
+
+
 def test_a_cold_layer_under_capture_is_refused(gpu, seed):
     weights, _, x, ids, factors = draw((3, 2, 4, 288, 96, 0), gpu)
     layer, graph = chord_jit.MoELayer(weights, top_k=2), torch.cuda.CUDAGraph()

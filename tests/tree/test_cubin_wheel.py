@@ -130,7 +130,8 @@ def test_a_toolchain_of_other_versions_is_refused(tmp_path, capsys, monkeypatch)
     monkeypatch.setattr(make_cubin_wheel.schema, "PINNED_CUTLASS", "9.9.9")
     (tmp_path / "list.json").write_text(json.dumps({"archs": ["sm_90a"], "deployments": [MODEL]}))
     assert make_cubin_wheel.main(["toy", "--list", str(tmp_path / "list.json"), "--out", str(tmp_path / "dist")]) == 2
-    assert "9.9.9" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "9.9.9" in message and "pip install ., in the checkout of chord_jit and in a fresh environment" in message
 
 
 def test_a_kernel_that_fails_makes_no_wheel(tmp_path):

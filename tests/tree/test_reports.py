@@ -54,6 +54,12 @@ def test_a_row_names_exactly_the_tests_of_its_report(number, cells):
     assert state.startswith("tested") == bool(every)
 
 
+def test_a_test_without_a_number_is_where_the_table_says():
+    placed = re.findall(r"`([\w/]+\.py)::(test_\w+)`", PAGE.read_text())
+    assert len(placed) >= 9
+    assert [] == [(file, name) for file, name in placed if f"def {name}(" not in (ROOT / "tests" / file).read_text()]
+
+
 def test_no_test_has_the_number_of_no_report():
     assert {number for name in named_tests() for number in numbers(name)} <= set(REPORTS)
 

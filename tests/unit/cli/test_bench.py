@@ -7,6 +7,7 @@ import argparse
 import pytest
 
 from chord_jit import cli, device
+from chord_jit.bench import peers
 from chord_jit.bench.cases import CASES
 from chord_jit.cli import bench
 
@@ -22,6 +23,14 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     assert cli.main(["bench", "--cases", "smoke"]) == 2
     captured = capsys.readouterr()
     assert "a GPU is needed" in captured.err and captured.out == ""
+
+
+def test_a_missing_peer_is_named_with_a_remedy_that_works(monkeypatch, capsys):
+    """The package is installed from its checkout: no index has it."""
+    monkeypatch.setattr(device, "present", lambda: True)
+    monkeypatch.setattr(peers, "available", lambda: False)
+    assert cli.main(["bench", "--cases", "smoke", "--schedule", "none"]) == 2
+    assert "pip install '.[bench]', in the checkout" in capsys.readouterr().err
 
 
 def test_the_case_sets_are_those_of_the_table():

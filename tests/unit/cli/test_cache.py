@@ -16,15 +16,16 @@ from tests.toy.fake import FakeCompiler
 
 
 @pytest.fixture
-def entries(tmp_path):
-    """A cache of two entries, beside a file of someone else."""
+def entries(tmp_path, request):
+    """A cache of two entries, beside a file of someone else. The parameter, if any, is the folder's name."""
     notices.forget()
-    with knobs.scope(CHORD_CACHE_DIR=str(tmp_path / "root")):
+    root = tmp_path / getattr(request, "param", "root")
+    with knobs.scope(CHORD_CACHE_DIR=str(root)):
         compiler = FakeCompiler(tmp_path / "ledger")
         for k in (256, 512):
             problem = FAMILY.problem(target("sm_90a"), 4, 128, k, 2.0)
             engine.build(FAMILY.spec(problem, FAMILY.schedule(problem)), compiler)
-        (tmp_path / "root" / "of_another_program").write_text("keep me")
+        (root / "of_another_program").write_text("keep me")
         yield sorted(path.parent for path in cache_root().glob("??/*/entry.json"))
 
 
@@ -41,6 +42,16 @@ def test_list(entries, capsys):
     assert any("kK=512" in entry["config"] for entry in report["entries"])
     assert cli.main(["cache", "list"]) == 0
     assert entries[0].name[:12] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("entries, name", [("a[b]c", "a[b]c"), ("a[/red]:x:", "a[/red]:x:")], indirect=["entries"])
+def test_a_path_is_shown_as_it_is(entries, name, capsys, tmp_path):
+    """Rich reads ``[...]`` as markup and ``:x:`` as an emoji, unless it is told not to."""
+    file = tmp_path / f"{name}.tar"
+    for argv in (["list"], ["verify"], ["export", str(file)], ["import", str(file)], ["prune", "--max-bytes", "1G"], ["clear", "--yes"]):
+        assert cli.main(["cache", *argv]) == 0, argv
+        told = capsys.readouterr()
+        assert told.out.count(f"/{name}") == 1 + (argv == ["list"]) and told.err == "", argv
 
 
 @pytest.mark.filterwarnings("ignore::chord_jit.jit.notices.CacheWarning")

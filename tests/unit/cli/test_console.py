@@ -47,3 +47,12 @@ def test_write_leaves_text_as_it_is(capsys):
     text = json.dumps({"path": "[bold]/a/b[/]", "long": "y" * 300})
     console.write(text)
     assert capsys.readouterr().out == text + "\n"
+
+
+def test_a_bar_shows_its_title_as_it_is(monkeypatch):
+    shown = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    with console.counting("layers of a[b]c[/red]") as progress:
+        progress(1, 1, None)
+    assert "layers of a[b]c[/red]" in shown.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_a_missing_package_ends_the_examination(package, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "_PACKAGES", (*doctor._PACKAGES, package))
     code, report = examine(capsys)
     assert code == 1 and report["checks"][-1]["found"] == f"cannot import {package}"
-    assert "pip install" in report["checks"][-1]["remedy"]
+    assert report["checks"][-1]["remedy"] == "pip install ., in the checkout of chord_jit and in this environment"
 
 
 def test_variables_in_force_are_shown(capsys):
@@ -75,6 +76,17 @@ def test_the_report_for_people(capsys):
         assert cli.main(["doctor"]) == 1
     text = capsys.readouterr().out
     assert "missing CUTLASS headers: pip install" in text and "NVRTC" in text
+
+
+@pytest.mark.parametrize("name", ["a[b]c", "a[/red]:x:"])
+def test_a_path_is_shown_as_it_is(name, tmp_path, capsys):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("no folder")
+    for folder, code in ((file, 1), (tmp_path / f"new_{name}", 0)):
+        with knobs.scope(CHORD_CACHE_DIR=str(folder)):
+            assert cli.main(["doctor"]) == code
+        assert str(folder) in re.sub(r"[\s│]", "", capsys.readouterr().out), "cells are folded"
 
 
 def test_nothing_is_made_on_disk(tmp_path, capsys):

@@ -103,6 +103,13 @@ def test_compile_only_for_another_target_and_for_a_model(run, tmp_path):
     assert code == 0 and 2 <= len(run.fake.compiles()) <= 4 and "0 failed" in out
 
 
+@pytest.mark.filterwarnings("ignore::chord_jit.jit.notices.CacheWarning")
+def test_compile_only_needs_a_cache_to_fill(run, tmp_path):
+    (tmp_path / "root").write_text("no folder")
+    code, out, error = run(*SMOKE, "--compile-only")
+    assert (code, out) == (2, "") and "the cache must be writable" in error and run.fake.compiles() == []
+
+
 # -- without a GPU ------------------------------------------------------------------------------------------------------
 def test_without_a_gpu_and_without_a_journal_there_is_nothing_to_do(run):
     code, out, error = run("--cases", "smoke")

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from chord_jit import cli, knobs
-from chord_jit.jit import compiler, manifest
+from chord_jit.jit import compiler, engine, manifest
 from tests.toy.fake import FakeCompiler
 
 MODEL = {
@@ -42,6 +42,7 @@ REFUSED = (
 def warm(tmp_path, capsys, monkeypatch):
     """Runs the command on a model with a compiler that needs no CUDA; gives exit code, standard output and error."""
     fake = FakeCompiler(tmp_path / "ledger")
+    engine.forget()  # A compile that another test was refused stays refused.
     # Somebody may edit the checkout while the tests run, and manifests are then not written.
     monkeypatch.setattr(manifest, "_imported", float("inf"))
 
@@ -97,6 +98,25 @@ def test_a_kernel_that_fails_is_reported_and_exits_with_1(warm):
     report = json.loads(out)
     assert code == 1 and report["failed"] == len(report["kernels"]) == len(report["errors"])
     assert all("please" in error for error in report["errors"])
+
+
+@pytest.mark.filterwarnings("ignore::chord_jit.jit.notices.CacheWarning")
+def test_what_could_not_be_kept_is_not_compiled(warm, tmp_path):
+    (tmp_path / "root").write_text("no folder")
+    code, out, error = warm()
+    assert (code, out) == (2, "") and "rule:   the cache must be writable" in error and str(tmp_path / "root") in error
+    assert warm.fake.compiles() == []
+
+
+@pytest.mark.filterwarnings("ignore::chord_jit.jit.notices.CacheWarning")
+def test_without_a_writable_cache_prebuilt_kernels_are_enough(warm, tmp_path):
+    first = json.loads(warm("--json")[1])
+    (tmp_path / "root").rename(tmp_path / "prebuilt")
+    (tmp_path / "root").write_text("no folder")
+    with knobs.scope(CHORD_PREBUILT=str(tmp_path / "prebuilt")):
+        code, out, error = warm("--json")
+    assert code == 0, error
+    assert json.loads(out)["hit"] == first["compiled"] > 2 and json.loads(out)["compiled"] == 0
 
 
 @pytest.mark.parametrize("argv, path, value, named", REFUSED, ids=[named for *_, named in REFUSED])
