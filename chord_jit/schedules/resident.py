@@ -65,8 +65,10 @@ def violations(problem: object, schedule: Schedule) -> list[str]:
     sizes = shape(problem, schedule)
     if schedule.bk != sizes.k_blocks * UNIT_K:
         broken.append(f"BK must be the padded K, got BK={schedule.bk} and K={sizes.k_blocks * UNIT_K}")
-    if not 2 <= schedule.stages <= 16:
-        broken.append(f"STAGES must lie in 2..16, got {schedule.stages}")
+    # A warpgroup waits for its own panels alone. It passes those of the others by parity, which tells one phase from the next but not
+    # from the one after: with fewer stages than warpgroups it would take a panel that has not landed for one that has.
+    if not sizes.consumers <= schedule.stages <= 16:
+        broken.append(f"STAGES must lie in {sizes.consumers}..16, a stage for each warpgroup, got {schedule.stages}")
     if (schedule.cm, schedule.cn, schedule.split, schedule.ctas) != (1, 1, 1, 1):
         given = f"CM={schedule.cm}, CN={schedule.cn}, SPLIT={schedule.split}, CTAS={schedule.ctas}"
         broken.append(f"CM, CN, SPLIT and CTAS must be 1, got {given}")

@@ -62,7 +62,7 @@ MORE = [
     (Case(48, 4096, 7168, 100, 8, 32, "sparse", interleaved=True), wgmma(32, 512, 128, 3, 2)),
     (Case(1025, 128, 64, 3000, 8, 32, **PAIRS), SHORT),
     (Case(1025, 384, 192, 1500, 1, 64, "hot"), CUT),
-    (Case(8, 72, 96, 150, 2, 64, "dropped", **PAIRS), resident(32, 128, 2)),
+    (Case(8, 72, 96, 150, 2, 64, "dropped", **PAIRS), resident(32, 128, 3)),
     (Case(8, 768, 224, 300, 4, 192, "ep", **PAIRS), resident(96, 256, 4)),
     (Case(8, 768, 256, 400, 2, 96, "hot", interleaved=True), resident(48, 256, 6)),
     (Case(8, 7168, 192, 1000, 1, 128, "hot", weighted=True, **LONG), resident(128, 192, 4)),

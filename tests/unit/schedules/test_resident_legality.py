@@ -14,6 +14,7 @@ from tests.unit.schedules.problems import H200, LAYOUTS, SM_COUNTS, grouped, pro
 
 BM = "BM must be one of 32, 48, 64, 96, 128, got "
 ONES = "CM, CN, SPLIT and CTAS must be 1, got "
+THREE = "STAGES must lie in 3..16, a stage for each warpgroup, "
 
 # rule: the change to a good problem, the change to a good schedule, the only message.
 BROKEN = {
@@ -28,8 +29,10 @@ BROKEN = {
     "BK below": ({}, dict(bk=128), "BK must be the padded K, got BK=128 and K=256"),
     "BK above": ({}, dict(bk=512), "BK must be the padded K, got BK=512 and K=256"),
     "BK of a tail": (dict(k=224), dict(bk=224), "BK must be the padded K, got BK=224 and K=256"),
-    "STAGES below": ({}, dict(stages=1), "STAGES must lie in 2..16, got 1"),
-    "STAGES above": (dict(k=32), dict(bk=64, stages=17), "STAGES must lie in 2..16, got 17"),
+    "STAGES below": ({}, dict(stages=1), THREE + "got 1"),
+    "STAGES of three warpgroups": ({}, dict(stages=2), THREE + "got 2"),
+    "STAGES of two": ({}, dict(bm=128, stages=1), "STAGES must lie in 2..16, a stage for each warpgroup, got 1"),
+    "STAGES above": (dict(k=32), dict(bk=64, stages=17), THREE + "got 17"),
     "CM": ({}, dict(cm=2), ONES + "CM=2, CN=1, SPLIT=1, CTAS=1"),
     "CN": ({}, dict(cn=2), ONES + "CM=1, CN=2, SPLIT=1, CTAS=1"),
     "SPLIT": ({}, dict(split=2), ONES + "CM=1, CN=1, SPLIT=2, CTAS=1"),
@@ -66,8 +69,9 @@ def test_all_broken_rules_are_named_at_once():
 
 
 @pytest.mark.parametrize("changes, fields", [
-    (dict(k=32), dict(bk=64, stages=16)), ({}, dict(stages=2)), (dict(k=224), {}), (dict(n=8, k=32), dict(bk=64)),
-    (dict(k=768), dict(bm=32, bk=768, stages=2)), ({}, dict(bm=128, stages=3)), (dict(block_m=96), dict(bm=96)),
+    (dict(k=32), dict(bk=64, stages=16)), ({}, dict(stages=3)), (dict(k=224), {}), (dict(n=8, k=32), dict(bk=64)),
+    (dict(k=576), dict(bm=32, bk=576, stages=3)), ({}, dict(bm=128, stages=3)), ({}, dict(bm=128, stages=2)),
+    (dict(block_m=96), dict(bm=96)),
 ], ids=str)
 def test_the_edge_of_a_rule_is_legal(changes, fields):
     assert check(changes, fields) == []
@@ -148,7 +152,7 @@ def test_every_candidate_is_legal_and_offered_once(asked, k):
 
 
 @pytest.mark.parametrize("k, tallest", [
-    (32, 0), (64, 0), (96, 128), (192, 128), (256, 128), (320, 96), (384, 64), (448, 64), (512, 48), (768, 32), (832, 0), (2048, 0),
+    (32, 0), (64, 0), (96, 128), (192, 128), (256, 128), (320, 64), (384, 64), (448, 48), (512, 48), (576, 32), (640, 0), (2048, 0),
 ])
 def test_only_short_k_leaves_room_for_two_tiles_of_rows(k, tallest):
     """And of a single block of K the assembler makes a slow kernel (``tests/unit/kernels/test_gathered_cubins.py``)."""
