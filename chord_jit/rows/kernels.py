@@ -7,23 +7,24 @@ from dataclasses import dataclass
 
 import torch
 
-from chord_jit import device
+from chord_jit import device, knobs
 from chord_jit.jit import engine
 from chord_jit.jit.launch import Launch
 from chord_jit.jit.spec import KernelSpec
 
 #: Most experts of one rank that ids can be grouped for, and chunks that many ids are cut into.
 MAX_EXPERTS, CHUNKS = 2048, 128
-#: Most ids at once: counts of a chunk fit in 16 bits. Most slots of a block: the kernel looks up to 63 blocks ahead, in 32 bits.
-MAX_IDS, MAX_BLOCK = CHUNKS * 65535, 1 << 16
+#: Most ids at once: counts of a chunk fit in 16 bits.
+MAX_IDS = CHUNKS * 65535
 _ROUTE_THREADS = 1024
 _ROUTE_SHARED = 4 * 32 + MAX_EXPERTS * (12 + 2 * 32)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowKernel:
-    """``config``: of the template; ``params``: layout of its parameter struct; ``ctas``: of its grid, 0 for ``per_sm`` an SM.
+    """One of the constants below, known by itself.
 
+    ``config``: of the template; ``params``: layout of its parameter struct; ``ctas``: of its grid, 0 for ``per_sm`` an SM.
     ``early``: it may start before the launch before it has ended (``Launch.early``).
     """
 
@@ -49,19 +50,19 @@ COMBINE = RowKernel("combine_rows", _PLAIN, struct.Struct("<5Qq2i"), per_sm=16, 
 #: By stem.
 ALL = {"route_rows": (ROUTE_WHOLE, ROUTE_CHUNKS), "move_rows": (MOVE,), "combine_rows": (COMBINE,)}
 
-_launches: dict[tuple[RowKernel, int], Launch] = {}
+_launches: dict[tuple[RowKernel, int], tuple[int, Launch]] = {}
 
 
 def launch(kernel: RowKernel, index: int) -> Launch:
-    """The loaded kernel on CUDA device ``index``, the current one; memoised. Raises what ``engine.load`` raises."""
-    found = _launches.get((kernel, index))
-    if found is None:
+    """The loaded kernel on CUDA device ``index``, the current one; memoised until a knob changes. Raises what ``engine.load`` raises."""
+    generation, found = _launches.get((kernel, index), (None, None))
+    if generation != knobs.generation:
         facts, config = device.facts(index), dict(kernel.config)
         loaded = engine.load(kernel.spec(facts.arch), index, config["kSharedBytes"])
         grid = (kernel.ctas or kernel.per_sm * facts.sms, 1, 1)
         found = Launch(loaded.handle, grid, config["kThreads"], 1, config["kSharedBytes"], kernel.params)
         found = found.early() if kernel.early else found
-        _launches[kernel, index] = found
+        _launches[kernel, index] = knobs.generation, found
     return found
 
 

@@ -25,7 +25,7 @@ def blocks(
     """The routing that ``align_blocks`` makes of the same arguments, and the row of each id's result.
 
     Rows: int32 [M, top_k], of id i row i, or -1 where the id goes nowhere. Raises as ``align_blocks``, and ``InputError`` for more
-    than 2048 local experts, 8388480 ids or 65536 slots a block on a GPU.
+    than 2048 local experts or 8388480 ids on a GPU.
     """
     check_inputs(topk_ids, block_m, experts, expert_map, checked=checked)
     if not topk_ids.is_cuda:
@@ -87,12 +87,10 @@ def _launch(
     block_buffers: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None, offsets: torch.Tensor | None,
 ) -> None:
     total, index = topk_ids.numel(), topk_ids.get_device()
-    if experts > kernels.MAX_EXPERTS or total > kernels.MAX_IDS or block_m > kernels.MAX_BLOCK:
+    if experts > kernels.MAX_EXPERTS or total > kernels.MAX_IDS:
         raise InputError(
-            _ASKED,
-            f"at most {kernels.MAX_EXPERTS} local experts, {kernels.MAX_IDS} ids and {kernels.MAX_BLOCK} slots a block are served at once",
-            {"experts": experts, "ids": total, "block_m": block_m},
-            "split the tokens over several calls, or the experts over ranks; take the block_m that block_m_for chose",
+            _ASKED, f"at most {kernels.MAX_EXPERTS} local experts and {kernels.MAX_IDS} ids are counted at once",
+            {"experts": experts, "ids": total}, "split the tokens over several calls, or the experts over ranks",
         )
     # The kernel knows no strides. Copies may go when this returns: torch gives their memory to later work of the stream alone.
     ids, expert_map = topk_ids.contiguous(), None if expert_map is None else expert_map.contiguous()

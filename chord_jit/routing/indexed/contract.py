@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,6 +10,8 @@ import torch
 from chord_jit.errors import InputError, InputTypeError
 from chord_jit.routing.checks import check_buffer, check_int, check_tensor
 
+#: Slots of a block. Kernels count tiles, those of empty blocks too, and look 63 blocks ahead, in 32 bits.
+MAX_BLOCK = 4096
 _BUFFERS = ("sorted_ids", "expert_ids", "num_tokens_padded")
 
 
@@ -24,8 +25,8 @@ class IndexedRouting:
     and writes row ``i`` of the output.
     ``expert_ids``: int32 [at least ceil(capacity / block_m)], contiguous: the expert of each block, in ``[0, experts)``.
     ``num_tokens_padded``: int32, 0-D or [1]: the slots in use, a multiple of ``block_m``. What lies past it in both
-    buffers is never read.
-    ``top_k``: routed ids per activation row; 1 for the down projection. ``block_m``: a positive multiple of 8.
+    buffers may be read ahead and is never used.
+    ``top_k``: routed ids per activation row; 1 for the down projection. ``block_m``: a multiple of 8 in 8 .. 4096.
     ``routed_rows``: activation rows x ``top_k``. ``experts``: experts of the weight (local ones under expert
     parallelism). ``global_experts``: experts of the whole model, at least ``experts``; 0, the default, stands for
     ``experts``. It only steers the choice of a schedule.
@@ -95,9 +96,13 @@ class IndexedRouting:
 
     def for_down(self) -> IndexedRouting:
         """The same blocks over activations that hold one row per routed id: ``top_k`` becomes 1. The verdict on the rest stays."""
-        other = copy(self)
-        object.__setattr__(other, "top_k", 1)
+        other = object.__new__(IndexedRouting)
+        other.__dict__.update({**self.__dict__, "top_k": 1})
         return other
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without ``place``: the buffers of a deep copy, or of another process, lie elsewhere."""
+        return {name: value for name, value in self.__dict__.items() if name != "place"}
 
     def __repr__(self) -> str:
         return (
@@ -143,8 +148,10 @@ def check_sizes(asked: str, block_m: int, experts: int, top_k: int, routed_rows:
     )  # fmt: skip
     for name, value, least in numbers:
         check_int(asked, name, value, least)
-    if block_m % 8:
-        raise InputError(asked, "block_m must be a multiple of 8", {"block_m": block_m}, "take the block_m that block_m_for chose")
+    if block_m % 8 or block_m > MAX_BLOCK:
+        raise InputError(
+            asked, f"block_m must be a multiple of 8, {MAX_BLOCK} at most", {"block_m": block_m}, "take the block_m that block_m_for chose"
+        )
     if global_experts and global_experts < experts:
         raise InputError(
             asked, "global_experts must count the local ones too", {"global_experts": global_experts, "experts": experts},

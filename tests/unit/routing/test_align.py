@@ -169,7 +169,7 @@ REFUSED = [
     ("block 8.0", InputTypeError, "block_m must be an int", dict(block_m=8.0)),
     ("block True", InputTypeError, "block_m must be an int", dict(block_m=True)),
     ("no expert", InputError, "experts must be 1 or more", dict(experts=0)),
-    ("too many slots", InputError, "fit in int32", dict(block_m=2**29)),
+    ("too many slots", InputError, "fit in int32", dict(topk_ids=IDS[:1, :1].expand(600_000, 1), block_m=4096, experts=600_000)),
     ("map as list", InputTypeError, "expert_map must be an int32", dict(expert_map=[0, 1])),
     ("int64 map", InputTypeError, "got=torch.int64", dict(expert_map=MAP.long())),
     ("2-D map", InputError, "global experts", dict(expert_map=MAP.view(2, 2))),

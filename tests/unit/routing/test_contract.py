@@ -1,5 +1,7 @@
 """Everything that metadata can prove is proved when a routing is made."""
 
+import copy
+import pickle
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -59,6 +61,7 @@ REFUSED = [
     ("top_k a str", InputTypeError, "top_k must be an int", dict(top_k="2")),
     ("block_m 4", InputError, "block_m must be 8 or more", dict(block_m=4)),
     ("block_m 20", InputError, "multiple of 8", dict(block_m=20)),
+    ("block_m 4104", InputError, "4096 at most", dict(block_m=4104)),
     ("block_m True", InputTypeError, "block_m must be an int", dict(block_m=True)),
     ("negative rows", InputError, "routed_rows must be 0 or more", dict(routed_rows=-2)),
     ("rows past int32", InputError, "fit in int32", dict(routed_rows=2**31)),
@@ -114,6 +117,16 @@ def test_a_trusted_routing_says_all_that_a_checked_one_does():
     assert vars(trusted) == vars(checked) and trusted.place == checked.place and trusted.for_down().place == checked.place
     with pytest.raises(FrozenInstanceError):
         trusted.top_k = 1
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda routing: pickle.loads(pickle.dumps(routing))], ids=["deepcopy", "pickle"])
+def test_a_copy_tells_launches_of_its_own_buffers(copied):
+    """Made after a launch, which has read where the original's buffers lie."""
+    routing = IndexedRouting(**GOOD)
+    assert routing.place[1] == routing.sorted_ids.data_ptr()
+    other = copied(routing)
+    assert other.place[1:4] == tuple(getattr(other, name).data_ptr() for name in ("sorted_ids", "expert_ids", "num_tokens_padded"))
+    assert other.place[1] != routing.place[1] and routing.for_down().place == routing.place
 
 
 def test_experts_of_the_model_are_the_local_ones_unless_told():
