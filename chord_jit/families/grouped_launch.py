@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from chord_jit import knobs
 from chord_jit.families import kernels
 from chord_jit.families.grouped_problem import GroupedProblem
 from chord_jit.jit import scratch, slots, tensor_map
@@ -24,16 +25,17 @@ MMA_PARAMS = struct.Struct("<6Q6i")
 #: current one. ``x``: the activations; the rest addresses and counts.
 Bound = Callable[[int, torch.Tensor, int, int, int, int, int, int], None]
 
-_bound: dict[tuple[KernelSpec, int, int], Bound] = {}
+_bound: dict[tuple[KernelSpec, int, int], tuple[int, Bound]] = {}
 
 
 def prepare(problem: GroupedProblem, schedule: Schedule, index: int) -> Bound:
-    """The loaded kernel of ``schedule`` on device ``index``, bound to its grid; memoised."""
+    """The loaded kernel of ``schedule`` on device ``index``, bound to its grid; memoised until a knob changes."""
     spec = kernels.spec(problem, schedule)
     key = (spec, index, problem.experts)
-    found = _bound.get(key)
-    if found is None:
-        found = _bound[key] = _BINDERS[schedule.kernel](problem, schedule, spec, index)
+    generation, found = _bound.get(key, (None, None))
+    if generation != knobs.generation:
+        found = _BINDERS[schedule.kernel](problem, schedule, spec, index)
+        _bound[key] = knobs.generation, found
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from chord_jit import knobs
 from chord_jit.families import kernels
 from chord_jit.families.indexed_problem import IndexedProblem
 from chord_jit.jit import scratch, slots
@@ -31,17 +32,18 @@ ANYTHING, ROUTING, PRODUCT = range(3)
 #: current one. ``place``: of the routing; ``rows``: routed ones; ``after``: what the launch before is; the rest addresses and counts.
 Bound = Callable[[int, int, int, int, int, tuple, int, int, int], None]
 
-_bound: dict[tuple[KernelSpec, int, int, int], Bound] = {}
+_bound: dict[tuple[KernelSpec, int, int, int], tuple[int, Bound]] = {}
 
 
 def prepare(problem: IndexedProblem, schedule: Schedule, index: int) -> Bound:
-    """The loaded kernel of ``schedule`` on device ``index``, bound to its grid and block size; memoised."""
+    """The loaded kernel of ``schedule`` on device ``index``, bound to its grid and block size; memoised until a knob changes."""
     spec = kernels.spec(problem, schedule)
     sub_blocks = max(problem.block_m // schedule.bm, 1)
     key = (spec, index, problem.experts, sub_blocks)
-    found = _bound.get(key)
-    if found is None:
-        found = _bound[key] = _BINDERS[schedule.kernel](problem, schedule, spec, index, sub_blocks)
+    generation, found = _bound.get(key, (None, None))
+    if generation != knobs.generation:
+        found = _BINDERS[schedule.kernel](problem, schedule, spec, index, sub_blocks)
+        _bound[key] = knobs.generation, found
     return found
 
 

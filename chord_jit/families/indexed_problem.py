@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from chord_jit import knobs
 from chord_jit.device import DeviceFacts
+from chord_jit.errors import OverrideError
 from chord_jit.families import kernels
 from chord_jit.schedules import cost, legality, resolver, table
 from chord_jit.schedules.schedule import Schedule
@@ -84,7 +85,10 @@ def shared_block_m(gate_up: IndexedProblem, down: IndexedProblem) -> int:
 
     def together(block_m: int) -> float:
         asked = (replace(problem, block_m=block_m) for problem in (gate_up, down))
-        return sum(cost.estimate(problem, choose(problem)) for problem in asked)
+        try:
+            return sum(cost.estimate(problem, choose(problem)) for problem in asked)
+        except OverrideError:  # what the variables ask for does not go with this block
+            return math.inf
 
     if own == other or _measured(gate_up) is not None:
         return own
@@ -99,8 +103,13 @@ def choose(problem: IndexedProblem) -> Schedule:
 @lru_cache(maxsize=8192)
 def _choose(problem: IndexedProblem, generation: int) -> Schedule:
     return resolver.resolve(
-        problem, table=_measured, candidates=candidates, violations=legality.violations, cost=cost.estimate, model=_model
+        problem, table=_measured, candidates=candidates, violations=legality.violations, cost=cost.estimate, model=_model, bases=_bases
     )
+
+
+def _bases(problem: IndexedProblem) -> tuple[Schedule, ...]:
+    """Of any block: a variable that names BM replaces what would not divide this one."""
+    return candidates(replace(problem, block_m=0))
 
 
 def _model(problem: IndexedProblem) -> Schedule | None:

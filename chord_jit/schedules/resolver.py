@@ -46,14 +46,15 @@ def resolve(
     violations: Callable[[object, Schedule], list[str]],
     cost: Callable[[object, Schedule], float],
     model: Callable[[object], Schedule | None] = lambda problem: None,
+    bases: Callable[[object], Iterable[Schedule]] | None = None,
 ) -> Schedule:
     """The schedule of ``problem``. Raises ``OverrideError`` when ``CHORD_W4A16_*`` asks for what no rule allows.
 
     Among candidates that the cost model holds for equally good the first is taken, or the one that ``model`` names (what
     neighbouring sizes share), so that a deployment needs few cubins.
     Fields that no variable names are free: among the legal candidates that agree with the override the cheapest is taken;
-    where none agrees, the variables are laid over the schedule that would have been chosen, or else over the cheapest candidate
-    of any kernel that they leave legal.
+    where none agrees, the variables are laid over the schedule that would have been chosen, or else over the cheapest of ``bases``,
+    the candidates unless given, that they leave legal.
     """
     wanted = {field: value for field, name in _OVERRIDES.items() if (value := knobs.read(name)) is not None}
     found = table(problem)
@@ -70,12 +71,15 @@ def resolve(
     if agreeing:
         return as_cheap(problem, agreeing, cost)[0]
     refused: dict[str, list[str]] = {}
-    for base in filter(None, (found, as_cheap(problem, legal, cost)[0], *sorted(legal, key=lambda one: cost(problem, one)))):
+    others = legal if bases is None else bases(problem)
+    could_serve = {one.kernel for one in legal}
+    for base in filter(None, (found, as_cheap(problem, legal, cost)[0], *sorted(others, key=lambda one: cost(problem, one)))):
         forced = replace(base, **wanted)
         broken = violations(problem, forced)
         if not broken:
             return forced
-        refused.setdefault(base.kernel, broken)
+        if base.kernel in could_serve:
+            refused.setdefault(base.kernel, broken)
     raise OverrideError(
         f"override the schedule of {problem}", _told(refused),
         {_OVERRIDES[field]: value for field, value in wanted.items()}, "change or unset these variables",

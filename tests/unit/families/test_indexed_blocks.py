@@ -1,11 +1,15 @@
 """Routing that does not suit an indexed call: tiles that do not divide its blocks, experts of another weight, ids behind a sentinel."""
 
+from dataclasses import replace
+
 import pytest
 
 from chord_jit import knobs
 from chord_jit.errors import InputError, OverrideError
 from chord_jit.families.indexed import IndexedFamily
-from tests.unit.families.fake_gpu import bf16, machine, routing_of, weight_of
+from chord_jit.families.indexed_problem import shared_block_m
+from chord_jit.schedules.legality import violations
+from tests.unit.families.fake_gpu import H200, bf16, machine, routing_of, weight_of
 
 __all__ = ["machine"]
 
@@ -60,3 +64,29 @@ def test_ids_behind_a_sentinel_are_refused_in_checked_mode_alone(machine, block_
     assert "valid ids first, then sentinels" in error.rule and error.values["slot"] == 1 and first < TOKENS * TOP_K
     IndexedFamily().run(**given)
     assert len(machine.driver.launches) == 1
+
+
+@pytest.mark.parametrize(("variables", "neurons", "rows"), [
+    ({"CHORD_W4A16_BK": "128"}, 192, 4), ({"CHORD_W4A16_BM": "48", "CHORD_W4A16_STAGES": "8"}, 2048, 8),
+], ids=str)
+def test_what_suits_both_projections_alone_suits_them_in_one_block(variables, neurons, rows):
+    """Though the block that the other one would take by itself, or what is offered in this one, may be illegal."""
+    family = IndexedFamily()
+    with knobs.scope(**variables):
+        gate_up = family.problem(H200, 48, 2 * neurons, 7168, rows, interleaved=True, swiglu=True)
+        down = family.problem(H200, 48, 7168, neurons, rows, weighted=True)
+        block_m = shared_block_m(gate_up, down)
+        for problem in (replace(gate_up, block_m=block_m), replace(down, block_m=block_m)):
+            chosen = family.schedule(problem)
+            assert violations(problem, chosen) == []
+            assert all(getattr(chosen, name.rpartition("_")[2].lower()) == int(value) for name, value in variables.items())
+
+
+def test_another_compiler_is_another_kernel(machine):
+    """Loaded kernels are known by what their key is made of, and knobs are a part of that."""
+    IndexedFamily().run(**call(64))
+    IndexedFamily().run(**call(64))
+    assert len(machine.loads) == 1
+    with knobs.scope(CHORD_COMPILER="nvcc"):
+        IndexedFamily().run(**call(64))
+    assert len(machine.loads) == 2
