@@ -10,13 +10,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from chord_jit import device
+from chord_jit import device, knobs
 from chord_jit.cli.arguments import positive
 from chord_jit.cli.bench import CALL_SETS
 from chord_jit.cli.console import counting, write
 from chord_jit.cli.kept import require_kept
 from chord_jit.device import TARGETS
 from chord_jit.errors import InputError
+from chord_jit.jit.workers import interpreter, search_path
 
 LAYOUTS = ("contiguous", "indexed", "masked")
 _ONLY, _ALSO = "only", "also"
@@ -157,7 +158,7 @@ def _new_file(arguments: argparse.Namespace) -> Path | None:
 
 def _worker(arguments: argparse.Namespace, journal: Path) -> subprocess.Popen:
     words = [*_words(arguments, arguments.model), "--resume", str(journal), "--worker"]
-    return subprocess.Popen([sys.executable, "-m", "chord_jit", "tune", *words])
+    return subprocess.Popen([*interpreter(), "-m", "chord_jit", "tune", *words], env=knobs.child_environment(PYTHONPATH=search_path()))
 
 
 def _decide(arguments: argparse.Namespace, wanted: list, path: Path) -> int:

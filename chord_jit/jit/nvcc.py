@@ -17,11 +17,15 @@ from chord_jit.jit.toolchain import Toolchain
 _IGNORED = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
 
+#: What nvcc says of a tool of its own that a signal ended, the kernel's for want of memory among them.
+_KILLED = "died due to signal"
+
+
 @dataclass(frozen=True)
 class Nvcc:
     """Compiles with the nvcc of ``toolchain``, which needs a host compiler beside it.
 
-    An nvcc that does not start, or that a signal ends, is a ``ToolchainError``: it says nothing about the source.
+    An nvcc that does not start, or that a signal ends, it or a tool of its own, is a ``ToolchainError``: it says nothing about the source.
     """
 
     toolchain: Toolchain
@@ -44,9 +48,9 @@ class Nvcc:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, errors="replace", env=knobs.child_environment(**dict.fromkeys(_IGNORED))
         )
-        if done.returncode < 0:
-            raise self._broken(request, f"signal {-done.returncode} ended it")
         log = (done.stderr + done.stdout).strip()
+        if done.returncode < 0 or _KILLED in log:
+            raise self._broken(request, f"signal {-done.returncode} ended it" if done.returncode < 0 else log)
         if done.returncode != 0:
             raise CompileError(
                 f"compile {request.program} for {request.arch}", "nvcc must accept the source",

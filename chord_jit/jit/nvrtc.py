@@ -30,11 +30,13 @@ class Nvrtc:
         try:
             (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
             log = _text(nvrtc, program)
-            if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            if status == nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION:
                 raise CompileError(
                     f"compile {request.program} for {request.arch}", "NVRTC must accept the source",
                     {"status": status.name, "version": self.toolchain.compiler.version}, "read the compiler's messages below", log,
                 )
+            # Any other status, out of memory above all, says nothing about the source.
+            _checked(nvrtc, (status,))
             cubin = bytearray(_checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program)))
             _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
         finally:
@@ -75,5 +77,5 @@ def _text(nvrtc, program) -> str:
 def _checked(nvrtc, answer: tuple) -> object:
     status, *values = answer
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise CompileError("compile a kernel", "NVRTC must answer its own queries", {"status": status.name}, "report this")
+        raise ToolchainError("compile a kernel", "NVRTC must finish", {"status": status.name}, "free memory; if it stays, report this")
     return values[0] if values else None

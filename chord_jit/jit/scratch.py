@@ -9,10 +9,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from chord_jit.jit.lasting import outside_pools
 
+_lock = threading.Lock()
 _buffers: dict[tuple[int, int], torch.Tensor] = {}
 _replaced: list[torch.Tensor] = []
 
@@ -23,10 +26,19 @@ def address(device: int, stream: int, size: int) -> int:
         return _allocate(device, size).data_ptr()
     kept = _buffers.get((device, stream))
     if kept is None or kept.numel() < size:
-        if kept is not None:
-            _replaced.append(kept)
-        kept = _buffers[device, stream] = _allocate_lasting(device, size)
+        kept = _grown(device, stream, size)
     return kept.data_ptr()
+
+
+def _grown(device: int, stream: int, size: int) -> torch.Tensor:
+    """Of threads that share a stream one allocates, and none drops a buffer that another was told of."""
+    with _lock:
+        kept = _buffers.get((device, stream))
+        if kept is None or kept.numel() < size:
+            if kept is not None:
+                _replaced.append(kept)
+            kept = _buffers[device, stream] = _allocate_lasting(device, size)
+        return kept
 
 
 def _allocate(device: int, size: int) -> torch.Tensor:

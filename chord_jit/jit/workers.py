@@ -18,14 +18,24 @@ from chord_jit.errors import ToolchainError
 from chord_jit.jit.compiler import Compiler, Request, Result
 
 
+def interpreter() -> list[str]:
+    """Command of a Python that imports nothing from the current folder: it may be anybody's, or another checkout."""
+    return [sys.executable, "-P"]
+
+
+def search_path() -> str:
+    """``PYTHONPATH`` by which a child imports what this process does."""
+    return os.pathsep.join(path or os.getcwd() for path in sys.path)
+
+
 class _Worker:
     def __init__(self):
         self._pipe, theirs = Pipe()
-        command = [sys.executable, "-c", "from chord_jit.jit import workers; workers.serve()", str(theirs.fileno())]
+        command = [*interpreter(), "-c", "from chord_jit.jit import workers; workers.serve()", str(theirs.fileno())]
         # A session of its own: Ctrl-C is for the caller, who then closes the pipe.
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
-            env=knobs.child_environment(CUDA_VISIBLE_DEVICES="", PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path)),
+            env=knobs.child_environment(CUDA_VISIBLE_DEVICES="", PYTHONPATH=search_path()),
         )
         theirs.close()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -239,9 +241,12 @@ def test_the_recorded_command_decides_the_numbers_and_names_no_place(words, want
 
 def test_the_measuring_process_gets_the_same_cases(monkeypatch, tmp_path):
     started = []
-    monkeypatch.setattr(tune.subprocess, "Popen", started.append)
+    monkeypatch.setattr(tune.subprocess, "Popen", lambda command, env: started.append((command, env)))
     tune._worker(parsed("--cases", "smoke", "--rows", "4", "--swiglu", "also", "--schedules", A, "--candidates", "--companions"), tmp_path)
-    again = parsed(*started[0][4:])
+    ((command, environment),) = started
+    assert command[1:5] == ["-P", "-m", "chord_jit", "tune"]
+    assert environment["PYTHONPATH"] == os.pathsep.join(path or os.getcwd() for path in sys.path)
+    again = parsed(*command[5:])
     assert again.worker and again.resume == tmp_path and tune.command(again) == (
         f"chord tune --cases smoke --rows 4 --swiglu also --schedules '{A}' --candidates --companions --rounds 60"
     )

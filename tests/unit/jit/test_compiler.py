@@ -87,6 +87,19 @@ def test_another_nvrtc_in_the_process_is_refused(place):
     assert "12.9.86" in str(caught.value)
 
 
+@pytest.mark.parametrize("status, error", [
+    ("OUT_OF_MEMORY", ToolchainError), ("INTERNAL_ERROR", ToolchainError), ("COMPILATION", CompileError),
+])
+def test_only_a_refused_source_is_nvrtcs_refusal(place, monkeypatch, status, error):
+    """Whatever else ends a compile says nothing about the source, so it is asked again."""
+    from cuda.bindings import nvrtc
+
+    answer = getattr(nvrtc.nvrtcResult, f"NVRTC_ERROR_{status}")
+    monkeypatch.setattr(nvrtc, "nvrtcCompileProgram", lambda *given: (answer,))
+    with pytest.raises(error, match=f"NVRTC_ERROR_{status}"):
+        compiler.current().compile(compiler.request(spec(), "the source"))
+
+
 def test_nvrtc_without_headers_says_what_is_missing(place):
     found = toolchain.discover()
     with pytest.raises(ToolchainError, match="missing CUTLASS headers"):
@@ -159,7 +172,9 @@ def test_v24_nvcc_that_fails_shows_its_log(script, monkeypatch):
     assert caught.value.values["exit status"] == 3
 
 
-@pytest.mark.parametrize("problem, says", [("mode", "Permission"), ("signal", "signal 9"), ("gone", "No such file")])
+@pytest.mark.parametrize("problem, says", [
+    ("mode", "Permission"), ("signal", "signal 9"), ("tool", "'cicc' died due to signal 9"), ("gone", "No such file"),
+])
 def test_nvcc_that_does_not_finish_is_no_refusal_of_the_source(script, problem, says):
     """So it is asked again: only refusals are remembered."""
     path = script.toolchain.compiler.path
@@ -167,6 +182,8 @@ def test_nvcc_that_does_not_finish_is_no_refusal_of_the_source(script, problem, 
         path.chmod(0o600)
     elif problem == "signal":
         path.write_text("#!/bin/sh\nkill -9 $$\n")
+    elif problem == "tool":
+        path.write_text("#!/bin/sh\necho \"nvcc error   : 'cicc' died due to signal 9 (Kill signal)\" >&2\nexit 9\n")
     else:
         path.unlink()
     with pytest.raises(ToolchainError, match=says) as caught:

@@ -86,6 +86,25 @@ def test_streams_and_devices_share_nothing(torch):
     assert [scratch.address(device, stream, 64) for device, stream in ((0, 0), (0, 7), (1, 0), (1, 7))] == taken
 
 
+def test_threads_that_share_a_stream_never_free_what_one_of_them_was_told(torch, monkeypatch):
+    """The first thread to ask for little is overtaken by one that asks for more, while its own buffer is being made."""
+    make, told = scratch._allocate_lasting, []
+
+    def overtaken(device, size):
+        if size == 10 and not told:
+            other = threading.Thread(target=lambda: told.append(scratch.address(0, 7, 20)))
+            other.start()
+            other.join(timeout=0.2)
+            told.append(other)
+        return make(device, size)
+
+    monkeypatch.setattr(scratch, "_allocate_lasting", overtaken)
+    mine = scratch.address(0, 7, 10)
+    next(one for one in told if isinstance(one, threading.Thread)).join()
+    theirs = next(one for one in told if isinstance(one, int))
+    assert {mine, theirs} <= torch.alive and scratch.address(0, 7, 20) == theirs
+
+
 def test_v54_a_larger_request_replaces_the_buffer_and_frees_nothing_that_a_launch_may_still_be_told_of(torch):
     small = scratch.address(0, 7, 100)
     large = scratch.address(0, 7, 101)
