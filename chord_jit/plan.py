@@ -72,8 +72,9 @@ def plan(model: Deployment, targets: Sequence[DeviceFacts]) -> Plan:
     """The kernels of ``model`` on GPUs of these facts: from the manifest of an earlier plan, else chosen now and written down."""
     # The manifest's name covers the code of this package only, so a family from outside is always asked.
     own = all(module.startswith("chord_jit.") for module in base.FAMILIES.values())
-    store, name = user_store(), manifest.name_of({"model": asdict(model), "targets": [asdict(facts) for facts in targets]})
-    kernels = manifest.read(store, name) if own else None
+    store = user_store()
+    name = manifest.name_of({"model": asdict(model), "targets": [asdict(facts) for facts in targets]}) if own else None
+    kernels = manifest.read(store, name) if name else None
     if kernels is not None:
         return Plan(kernels, True)
     found: dict[KernelSpec, Wanted] = {}
@@ -82,7 +83,7 @@ def plan(model: Deployment, targets: Sequence[DeviceFacts]) -> Plan:
         before = found.get(spec) or Wanted(spec, key_of(spec).digest, str(schedule), 0)
         found[spec] = replace(before, problems=before.problems + 1)
     kernels = tuple(found.values())
-    if own:
+    if name:
         manifest.write(store, name, kernels)
     return Plan(kernels, False, choices)
 

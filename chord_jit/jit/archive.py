@@ -29,6 +29,8 @@ from chord_jit.version import VERSION
 FORMAT, FORMAT_VERSION, INDEX = "chord_jit cubins", 1, "index.json"
 #: Far above what any kernel needs (100 KB), far below what fills a disk or the memory.
 MOST_ENTRIES, MOST_FILE, MOST_INDEX, MOST_TOTAL = 4096, 32 << 20, 64 << 20, 2 << 30
+#: Zeros behind the last entry: tar fills its last record up, whose size its user may choose.
+MOST_PADDING = 4 << 20
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -90,8 +92,8 @@ def _adopted(store: Store, digest: str, contents: Mapping[str, bytes]) -> bool:
     """False when the entry is there already, whole."""
     if store.find(digest) is not None:
         return False
-    with locks.held(digest) as alone:
-        return store.find(digest, repair=alone) is None and store.adopt(digest, contents)
+    with locks.held(digest):
+        return store.find(digest, repair=True) is None and store.adopt(digest, contents)
 
 
 def _packed(contents: Mapping[str, Mapping[str, bytes]]) -> bytes:
@@ -148,7 +150,8 @@ def _entries(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, bytes]
         if key != item["key"] or hashlib.sha256(contents[record.SOURCE]).hexdigest() != key.get("source"):
             raise _damaged(path, f"the entry {digest[:16]} is not what the index or its key says")
         yield digest, contents
-    if file.read().strip(b"\0"):
+    rest = file.read(MOST_PADDING + 1)
+    if len(rest) > MOST_PADDING or rest.strip(b"\0"):
         raise _damaged(path, "something follows the last entry")
 
 

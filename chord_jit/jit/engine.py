@@ -18,7 +18,7 @@ from pathlib import Path
 from chord_jit import knobs
 from chord_jit.errors import CaptureError, CompileError, ToolchainError
 from chord_jit.jit import compiler as compilers
-from chord_jit.jit import counters, elf, eviction, loader, locks, prebuilt, report
+from chord_jit.jit import counters, elf, eviction, loader, locks, prebuilt, report, toolchain
 from chord_jit.jit.entry import Entry
 from chord_jit.jit.key import Key, key_of
 from chord_jit.jit.loader import Kernel
@@ -86,8 +86,11 @@ class Engine:
             if entry is not None:
                 return _taken(user, entry)
             entry = _compile(spec, key, places, compiler)
-            # A header that was edited since its content went into the key may be in the cubin: not to be kept.
-            if key_of(spec).digest == key.digest:
+            # A header that was edited since its content, or its version, went into the key may be in the cubin: not to be kept.
+            if toolchain.unchanged() and key_of(spec).digest == key.digest:
+                # Without the lock nobody has set a damaged entry aside yet, and it would pass for another writer's.
+                if not alone:
+                    user.find(key.digest, repair=True)
                 user.publish(entry, key)
             return entry
 

@@ -36,9 +36,13 @@ def size_of(folder: Path) -> int:
 
 
 def discard(root: Path, folder: Path) -> None:
-    """Out of sight at once, then file by file: another process never meets half an entry. Raises ``OSError``."""
+    """Out of sight at once, then file by file: another process never meets half an entry.
+
+    Raises ``OSError`` where the entry stays. Files that cannot be deleted once it is out of sight are left to the next sweep.
+    """
     doomed = root / STAGING / f"removed.{uuid.uuid4().hex}"
     # Not ``private_folder``: removing is the remedy for a cache that others could write, so it must work there.
     doomed.parent.mkdir(mode=0o700, exist_ok=True)
     folder.rename(doomed)
-    shutil.rmtree(doomed)
+    # A network file system may hold on to a file in use, and another process may sweep here at this moment.
+    shutil.rmtree(doomed, ignore_errors=True)

@@ -4,6 +4,7 @@ Trusted: that the same code, tables and templates choose the same kernels for th
 the SHA-256 of all of them by content, of the request, of the variables and of the toolchain's versions: nothing else can find it.
 Not trusted: the disk. A manifest that does not match its own checksum, or that somebody else could have written, is not there;
 and the kernels that it names are looked up and checked like any other. At worst a manifest costs what it saves.
+Not guaranteed: that code and tables in memory are those of the files where the package's folder was swapped whole since its import.
 """
 
 from __future__ import annotations
@@ -37,14 +38,24 @@ class Wanted:
     problems: int
 
 
-def name_of(request: Mapping[str, object]) -> str:
-    """The name that a manifest for ``request`` (plain JSON) has under the present code, variables and toolchain."""
+def name_of(request: Mapping[str, object]) -> str | None:
+    """The name that a manifest for ``request`` (plain JSON) has under the present code, variables and toolchain.
+
+    None where this process has other code in memory, or where a file cannot be read: one may go away meanwhile.
+    """
     found = toolchain.discover()
+    try:
+        sources = _sources()
+        if _edited(sources):
+            return None
+        content = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sources}
+    except OSError:
+        return None
     steering = {
         "request": request,
         "variables": {knob.name: knobs.read(knob.name) for knob in knobs.KNOBS if knob.group != "cache"},
         "toolchain": [found.kind, *(part.version for part in found.parts)],
-        "files": {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in _sources()},
+        "files": content,
     }
     return hashlib.sha256(_text(steering)).hexdigest()
 
@@ -66,13 +77,12 @@ def read(store: Store, name: str) -> tuple[Wanted, ...] | None:
 
 def write(store: Store, name: str, kernels: Iterable[Wanted]) -> None:
     """Keep ``kernels`` under ``name``, whole or not at all; where the disk refuses they are not kept. The oldest manifests go."""
-    # What is in memory may be older than a file that was edited since: then it did not choose what the name says.
-    if any(path.stat().st_mtime > _imported for _, path in _sources() if path.suffix == ".py"):
-        return
     body = {"version": _VERSION, "name": name, "kernels": [asdict(kernel) for kernel in kernels]}
     folder = store.root / _FOLDER
     staging = folder / f".{uuid.uuid4().hex}"
     with suppress(OSError, files.Untrusted):
+        if _edited(_sources()):
+            return
         files.private_folder(store.root)
         files.private_folder(folder)
         try:
@@ -84,6 +94,12 @@ def write(store: Store, name: str, kernels: Iterable[Wanted]) -> None:
             old.unlink(missing_ok=True)
 
 
+def _edited(sources: Iterable[tuple[str, Path]]) -> bool:
+    """Whether code and tables in memory may be older than their files: then they do not choose what the content says."""
+    # The time of the change, which no tool can set back.
+    return any(path.stat().st_ctime > _imported for _, path in sources)
+
+
 def _wanted(kernel: Mapping) -> Wanted:
     spec = kernel["spec"]
     config = tuple((str(name), value) for name, value in spec["config"])
@@ -93,11 +109,12 @@ def _wanted(kernel: Mapping) -> Wanted:
 def _sources() -> list[tuple[str, Path]]:
     """Name and path of every file that can steer which kernels are chosen and what their keys are."""
     places = [("package", _PACKAGE), *((kind, folder) for kind in ("templates", "include") for folder in assets.folders(kind))]
+    # Bytecode and hidden files, such as an editor's, come and go while others run, and are made of what is here.
     found = [
         (f"{index} {kind} {path.relative_to(folder)}", path)
         for index, (kind, folder) in enumerate(places)
         for path in folder.rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.parent.name != "__pycache__" and not path.name.startswith(".") and path.is_file()
     ]
     return sorted(found)
 

@@ -1,4 +1,7 @@
-"""Where the parts of a CUDA toolchain lie: wheels of both layouts, toolkits, the search path."""
+"""Where the parts of a CUDA toolchain lie: wheels of both layouts, toolkits, the search path.
+
+Every path is absolute, since a compiler runs in a folder of its own; a relative name counts from where the process is now.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _DEFINE = re.compile(r"[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(\d+)")
 def toolkits(cuda_home: str | None) -> tuple[Path, ...]:
     """Toolkit folders to search: those of ``CUDA_HOME``, which may be a list with empty members, then the usual one."""
     named = [part.strip() for part in (cuda_home or "").split(os.pathsep)]
-    return tuple(dict.fromkeys(Path(part) for part in (*named, _DEFAULT_TOOLKIT) if part))
+    return tuple(dict.fromkeys(Path(part).absolute() for part in (*named, _DEFAULT_TOOLKIT) if part))
 
 
 def wheel_includes() -> tuple[Path, ...]:
@@ -48,19 +51,19 @@ def cutlass_includes() -> tuple[Path, ...]:
     return tuple(folder / "source" / "include" for folder in _package("cutlass_library"))
 
 
-def nvcc_candidates(explicit: str | None, roots: tuple[Path, ...]) -> tuple[Path, ...]:
+def nvcc_candidates(explicit: Path | None, roots: tuple[Path, ...]) -> tuple[Path, ...]:
     """Files that may be nvcc. A path given by the user is the only candidate: falling back would hide a typing error."""
     if explicit:
-        return (Path(explicit),)
+        return (explicit,)
     on_path = shutil.which("nvcc")
-    return (*(root / "bin" / "nvcc" for root in roots), *((Path(on_path),) if on_path else ()))
+    return (*(root / "bin" / "nvcc" for root in roots), *((Path(on_path).absolute(),) if on_path else ()))
 
 
 def nvdisasm_candidates(roots: tuple[Path, ...]) -> tuple[Path, ...]:
     """Files that may be nvdisasm: in its wheel, in the toolkits ``roots``, on the path."""
     on_path = shutil.which("nvdisasm")
     folders = (*(component / "bin" for component in _wheel_components()), *(root / "bin" for root in roots))
-    return (*(folder / "nvdisasm" for folder in folders), *((Path(on_path),) if on_path else ()))
+    return (*(folder / "nvdisasm" for folder in folders), *((Path(on_path).absolute(),) if on_path else ()))
 
 
 def nvcc_version(path: Path) -> str:
@@ -108,4 +111,4 @@ def _wheel_components() -> tuple[Path, ...]:
 
 def _package(name: str) -> tuple[Path, ...]:
     spec = find_spec(name)
-    return tuple(map(Path, spec.submodule_search_locations or ())) if spec else ()
+    return tuple(Path(folder).absolute() for folder in spec.submodule_search_locations or ()) if spec else ()

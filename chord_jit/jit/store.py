@@ -48,7 +48,8 @@ class Store:
         """The entry of ``digest``, or None. No lock is needed.
 
         One that is damaged or not to be trusted is announced and not returned. With ``repair`` it is also moved to ``.bad/``,
-        out of the way of a rebuild: only for the holder of the compile lock, or a good entry that just replaced it could be moved.
+        out of the way of a rebuild: only for the holder of the compile lock, or right before a publish, since without the lock a
+        good entry that replaces it at this moment can be moved in its stead.
         """
         folder = layout.folder_of(self.root, digest)
         try:

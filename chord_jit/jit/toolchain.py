@@ -6,8 +6,9 @@ Nothing here raises because something is absent: ``chord doctor`` and the cache 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from chord_jit import knobs
@@ -65,13 +66,36 @@ class Toolchain:
 
 
 def discover() -> Toolchain:
-    """The toolchain that the knobs choose, probed once for each setting of them. Loads no library."""
-    return _discover(*(knobs.read(name) for name in ("CHORD_COMPILER", "CHORD_NVCC", "CUDA_HOME", "CHORD_CUTLASS_DIR")))
+    """The toolchain that the knobs choose, probed once for each setting of them. Loads no library.
+
+    Relative names count from where the process is at that moment, and keep their meaning when it goes elsewhere.
+    """
+    return _discover(*_settings())[0]
+
+
+def unchanged() -> bool:
+    """Whether another probe finds every part where ``discover`` found it, of the same version. Takes milliseconds; runs nvcc."""
+    found, probe = _discover(*_settings())
+    try:
+        return [(part.path, part.version) for part in probe().parts] == [(part.path, part.version) for part in found.parts]
+    except OSError:
+        # A file went away under the look.
+        return False
+
+
+def _settings() -> tuple[str | None, ...]:
+    return tuple(knobs.read(name) for name in ("CHORD_COMPILER", "CHORD_NVCC", "CUDA_HOME", "CHORD_CUTLASS_DIR"))
 
 
 @lru_cache(maxsize=8)
-def _discover(kind: str, nvcc: str | None, cuda_home: str | None, cutlass_dir: str | None) -> Toolchain:
-    toolkits = places.toolkits(cuda_home)
+def _discover(kind: str, nvcc: str | None, cuda_home: str | None, cutlass_dir: str | None) -> tuple[Toolchain, Callable[[], Toolchain]]:
+    """What is found now, and the same look for later."""
+    named = (Path(text).absolute() if text else None for text in (nvcc, cutlass_dir))
+    probe = partial(_probe, kind, places.toolkits(cuda_home), *named)
+    return probe(), probe
+
+
+def _probe(kind: str, toolkits: tuple[Path, ...], nvcc: Path | None, cutlass_dir: Path | None) -> Toolchain:
     compiler = _nvcc(nvcc, toolkits) if kind == "nvcc" else _nvrtc(toolkits)
     major = compiler.version.partition(".")[0]
     own = (compiler.path.resolve().parent.parent,) if kind == "nvcc" and compiler.path else ()
@@ -100,7 +124,7 @@ def _nvrtc(toolkits: tuple[Path, ...]) -> Part:
     return Part("NVRTC", path, version, tuple(map(str, folders)), f'pip install "nvidia-cuda-nvrtc=={schema.PINNED_COMPILER}"')
 
 
-def _nvcc(explicit: str | None, toolkits: tuple[Path, ...]) -> Part:
+def _nvcc(explicit: Path | None, toolkits: tuple[Path, ...]) -> Part:
     searched = places.nvcc_candidates(explicit, toolkits)
     path = next((place for place in searched if place.is_file()), None)
     version = places.nvcc_version(path) if path else schema.PINNED_COMPILER
@@ -110,8 +134,8 @@ def _nvcc(explicit: str | None, toolkits: tuple[Path, ...]) -> Part:
     )
 
 
-def _cutlass(explicit: str | None) -> Part:
-    folders = (Path(explicit),) if explicit else places.cutlass_includes()
+def _cutlass(explicit: Path | None) -> Part:
+    folders = (explicit,) if explicit else places.cutlass_includes()
     header = places.first(folders, "cutlass/version.h")
     numbers = [places.macro(header, f"CUTLASS_{part}") for part in ("MAJOR", "MINOR", "PATCH")] if header else []
     version = ".".join(numbers) if numbers and None not in numbers else schema.PINNED_CUTLASS

@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 
 from chord_jit import knobs
+from chord_jit.errors import CompileError
 from chord_jit.jit import counters, engine, files, store
 from chord_jit.jit.notices import CacheWarning
 from tests.toy.family import spec
@@ -59,6 +61,33 @@ def test_a_damaged_entry_is_set_aside_and_built_again(place, fake, name, fault):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert engine.build(spec()).origin == "hit"
+
+
+def test_a_damaged_entry_is_replaced_without_a_lock_folder_too(place, fake):
+    """Or every process to come would warn and compile again."""
+    with knobs.scope(CHORD_LOCK_DIR="/proc/nonexistent"):
+        with pytest.warns(CacheWarning, match="no compile locks"):
+            good = engine.build(spec())
+        _flip(place.entries()[0] / "kernel.cubin")
+        forget()
+        with pytest.warns(CacheWarning) as caught:
+            assert engine.build(spec()).origin == "compiled"
+        assert sorted("is damaged" in str(one.message) for one in caught) == [False, True]
+    assert [path.name.split(".")[0] for path in (place.root / ".bad").iterdir()] == [good.digest]
+    forget()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert engine.build(spec()).origin == "hit"
+
+
+def test_a_damaged_entry_stays_where_it_is_while_there_is_nothing_to_replace_it(place, fake):
+    """Without a lock another process may be about to replace it."""
+    engine.build(spec())
+    _flip(place.entries()[0] / "kernel.cubin")
+    forget()
+    with knobs.scope(CHORD_LOCK_DIR="/proc/nonexistent"), pytest.warns(CacheWarning), pytest.raises(CompileError):
+        engine.build(spec(), replace(fake, behaviour="refuse"))
+    assert len(place.entries()) == 1 and not (place.root / ".bad").exists()
 
 
 def test_a_damaged_entry_that_cannot_be_moved_is_still_not_used(place, fake, monkeypatch):

@@ -128,6 +128,15 @@ def test_other_requests_and_other_variables_have_manifests_of_their_own(fake):
     assert plan.plan(SMALL, [target("sm_90a")]).known
 
 
+def test_without_a_name_for_a_manifest_the_kernels_are_chosen(fake, tmp_path, monkeypatch):
+    """A file of the package went away while it was read."""
+    monkeypatch.setattr(manifest, "_sources", lambda: [("gone", tmp_path / "gone")])
+    for _ in range(2):
+        found = plan.plan(SMALL, [target("sm_90a")])
+        assert not found.known and len(found.kernels) > 5
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_family_from_outside_is_always_asked(fake, monkeypatch):
     monkeypatch.setitem(base.FAMILIES, "toy", "tests.toy.family")
     monkeypatch.setattr(base, "deployment_problems", lambda model, facts: [])

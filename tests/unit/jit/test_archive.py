@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import tarfile
+import tracemalloc
+from contextlib import nullcontext
 
 import pytest
 
+from chord_jit import knobs
 from chord_jit.errors import CacheError, InputError
 from chord_jit.jit import archive, engine, record
 from chord_jit.jit.store import Store
@@ -199,6 +203,22 @@ def test_something_behind_the_end(packed, empty):
     refused(packed, empty, "follows the last entry")
 
 
+def test_the_zeros_of_a_large_blocking_factor_may_follow(contents, packed, empty):
+    packed.write_bytes(packed.read_bytes() + bytes(1 << 20))
+    assert set(archive.load(packed, empty).new) == set(contents)
+
+
+def test_zeros_without_end_are_refused_before_they_are_in_memory(packed, empty):
+    """A sparse file of a few kilobytes can claim any size."""
+    os.truncate(packed, 1 << 30)
+    tracemalloc.start()
+    try:
+        refused(packed, empty, "follows the last entry")
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_no_file_and_no_plain_file(tmp_path, empty):
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(InputError, match="can be read"):
@@ -220,8 +240,10 @@ def test_a_root_that_keeps_nothing_is_an_error(packed, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::chord_jit.jit.notices.CacheWarning")
-def test_a_damaged_entry_is_replaced(contents, packed, place):
+@pytest.mark.parametrize("locks", [True, False], ids=["locks", "no locks"])
+def test_a_damaged_entry_is_replaced(contents, packed, place, locks):
     digest = next(iter(contents))
     (place.root / digest[:2] / digest / record.CUBIN).write_bytes(b"broken")
-    assert archive.load(packed, place.store).new == (digest,)
+    with knobs.scope(CHORD_LOCK_DIR="/proc/nonexistent") if not locks else nullcontext():
+        assert archive.load(packed, place.store).new == (digest,)
     assert place.store.contents(digest) == contents[digest]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -167,6 +168,37 @@ def test_what_cannot_be_removed_is_passed_over(place, old, quiet, monkeypatch):
     monkeypatch.setattr(layout, "discard", discard)
     place.store.prune(sum(old[2:]))
     assert kept(place) == [0, 3, 4]
+
+
+def test_files_that_the_file_system_holds_on_to_cost_no_further_entry(place, old, quiet, monkeypatch):
+    """A network file system keeps a file in use under another name; its entry is gone from its place all the same."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", busy)
+        assert place.store.prune(sum(old[2:])) == eviction.Pruned(entries=2, freed=sum(old[:2]), kept=sum(old[2:]), swept=0)
+        place.store.remove(layout.folder_of(place.root, key_of(spec(2)).digest))
+    assert kept(place) == [3, 4] and len(place.leftovers()) == 3
+    for path in place.leftovers():
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    assert place.store.prune(1 << 30).swept == 3 and place.leftovers() == []
+
+
+def busy(path, **_):
+    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+
+
+def test_an_entry_that_a_sweep_takes_while_it_is_removed_is_removed(place, old, quiet, monkeypatch):
+    """Its time may be that of its publish, so a sweep can think that its writer has died."""
+    real = shutil.rmtree
+
+    def rmtree(path, *given, **named):
+        os.utime(path, (LONG_AGO, LONG_AGO))
+        monkeypatch.setattr(shutil, "rmtree", real)
+        assert eviction.prune(place.root, None).swept == 1
+        real(path, *given, **named)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    place.store.remove(layout.folder_of(place.root, key_of(spec(0)).digest))
+    assert kept(place) == [1, 2, 3, 4] and place.leftovers() == []
 
 
 def test_below_the_limit_the_root_is_looked_through_once(place, fake, quiet, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 
 import pytest
 
@@ -62,11 +63,63 @@ def test_the_name_does_not_hold_where_things_lie(place):
         assert manifest.name_of(dict(reversed(REQUEST.items()))) == name
 
 
-def test_code_that_was_edited_since_it_was_imported_writes_nothing(place, monkeypatch):
-    """What is in memory did not choose what the files now say."""
+def test_code_that_was_edited_since_it_was_imported_has_no_name_and_writes_nothing(place, monkeypatch):
+    """What is in memory did not choose what the files now say, and would not choose what others wrote for them."""
     monkeypatch.setattr(manifest, "_imported", 0.0)
-    manifest.write(place.store, manifest.name_of(REQUEST), KERNELS)
+    assert manifest.name_of(REQUEST) is None
+    manifest.write(place.store, "0" * 64, KERNELS)
     assert not place.root.exists()
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package of one table, imported now."""
+    folder = tmp_path / "package"
+    (folder / "tables").mkdir(parents=True)
+    (folder / "tables" / "toy.json").write_text('{"rows": []}')
+    monkeypatch.setattr(manifest, "_PACKAGE", folder)
+    time.sleep(0.02)
+    monkeypatch.setattr(manifest, "_imported", time.time())
+    time.sleep(0.02)
+    return folder
+
+
+def test_a_table_that_was_edited_since_the_import_writes_nothing(place, package):
+    """A table is read once in a process. An edit does not hide behind the times that it gives to the file."""
+    table, manifests = package / "tables" / "toy.json", place.root / "manifests"
+    before, name = table.stat(), manifest.name_of(REQUEST)
+    manifest.write(place.store, name, KERNELS)
+    assert [path.stem for path in manifests.iterdir()] == [name]
+    table.write_text('{"rows": [1]}')
+    os.utime(table, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert manifest.name_of(REQUEST) is None
+    manifest.write(place.store, "0" * 64, KERNELS)
+    assert [path.stem for path in manifests.iterdir()] == [name]
+
+
+def test_what_goes_away_since_the_import_writes_nothing(place, package, monkeypatch):
+    table = package / "tables" / "toy.json"
+    real = manifest._sources
+    monkeypatch.setattr(manifest, "_sources", lambda: (real(), table.unlink())[0])
+    manifest.write(place.store, "0" * 64, KERNELS)
+    assert not place.root.exists()
+
+
+def test_the_files_that_python_and_editors_put_there_are_no_sources(package, monkeypatch):
+    monkeypatch.setattr(manifest, "_imported", float("inf"))
+    name = manifest.name_of(REQUEST)
+    for path in ("tables/__pycache__/toy.cpython-311.pyc.140023", "__pycache__/toy.cpython-311.pyc", "tables/.toy.json.swp"):
+        (package / path).parent.mkdir(exist_ok=True)
+        (package / path).write_text("half")
+    assert manifest.name_of(REQUEST) == name
+    (package / "more.json").write_text("{}")
+    assert manifest.name_of(REQUEST) != name
+
+
+def test_a_source_that_goes_away_meanwhile_leaves_no_name(package, monkeypatch):
+    real = manifest._sources
+    monkeypatch.setattr(manifest, "_sources", lambda: [*real(), ("gone", package / "gone")])
+    assert manifest.name_of(REQUEST) is None
 
 
 def damages(path):

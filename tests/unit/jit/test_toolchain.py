@@ -209,6 +209,59 @@ def test_cutlass_by_its_own_variable(machine):
         assert discover().cutlass.path is None
 
 
+def test_relative_names_hold_where_the_process_goes_later(machine, monkeypatch):
+    """nvcc runs in a folder of its own, and a server may leave the one that it was started in."""
+    put_file(machine / "work/mine/cutlass/version.h", CUTLASS)
+    put(machine / "work/kit", TOOLKIT_13)
+    put_nvcc(machine / "work/kit/bin/nvcc", "13.0.88")
+    monkeypatch.chdir(machine / "work")
+    for nvcc in ("kit/bin/nvcc", None):
+        with knobs.scope(CHORD_COMPILER="nvcc", CHORD_NVCC=nvcc, CHORD_CUTLASS_DIR="mine", CUDA_HOME="kit"):
+            found = discover()
+            assert found.missing == () and all(part.path.is_relative_to(machine / "work") for part in found.parts)
+            monkeypatch.chdir("/")
+            assert discover() is found and toolchain.unchanged()
+            monkeypatch.chdir(machine / "work")
+
+
+def test_a_relative_search_path_gives_an_absolute_nvcc(machine, monkeypatch):
+    put_nvcc(machine / "work/bin/nvcc")
+    monkeypatch.chdir(machine / "work")
+    monkeypatch.setenv("PATH", "bin")
+    with knobs.scope(CHORD_COMPILER="nvcc"):
+        assert discover().compiler.path == machine / "work/bin/nvcc"
+
+
+def test_a_toolchain_that_moves_is_noticed(machine):
+    """In what it says of itself, and in where it lies; ``discover`` keeps to what the keys of this process say."""
+    header = put_file(machine / "mine/cutlass/version.h", CUTLASS)
+    kit = machine / "kit"
+    put(kit, TOOLKIT_13)
+    nvcc = put_nvcc(kit / "bin/nvcc", "13.0.88")
+    with knobs.scope(CHORD_COMPILER="nvcc", CUDA_HOME=str(kit), CHORD_CUTLASS_DIR=str(machine / "mine")):
+        found = discover()
+        assert toolchain.unchanged()
+        header.write_text(CUTLASS.replace("9", "8"))
+        assert not toolchain.unchanged() and discover() is found
+        header.write_text(CUTLASS)
+        assert toolchain.unchanged()
+        put_nvcc(nvcc, "13.1.80")
+        assert not toolchain.unchanged()
+        put_nvcc(nvcc, "13.0.88")
+        header.unlink()
+        assert not toolchain.unchanged()
+
+
+def test_a_toolchain_that_goes_away_under_the_look_is_no_error(machine, monkeypatch):
+    """The kernel is compiled by then."""
+    header = put_file(machine / "mine/cutlass/version.h", CUTLASS)
+    with knobs.scope(CHORD_CUTLASS_DIR=str(machine / "mine")):
+        assert discover().cutlass.version == "4.9.1"
+        monkeypatch.setattr(places, "first", lambda folders, name: header if name == "cutlass/version.h" else None)
+        header.unlink()
+        assert not toolchain.unchanged()
+
+
 def test_v20_probed_once(machine, monkeypatch):
     put_nvcc(machine / "bin/nvcc")
     with knobs.scope(CHORD_COMPILER="nvcc"):
