@@ -17,7 +17,6 @@ from chord_jit.cli.console import counting, write
 from chord_jit.cli.kept import require_kept
 from chord_jit.device import TARGETS
 from chord_jit.errors import InputError
-from chord_jit.jit.workers import interpreter, search_path
 
 LAYOUTS = ("contiguous", "indexed", "masked")
 _ONLY, _ALSO = "only", "also"
@@ -157,6 +156,8 @@ def _new_file(arguments: argparse.Namespace) -> Path | None:
 
 
 def _worker(arguments: argparse.Namespace, journal: Path) -> subprocess.Popen:
+    from chord_jit.jit.workers import interpreter, search_path
+
     words = [*_words(arguments, arguments.model), "--resume", str(journal), "--worker"]
     return subprocess.Popen([*interpreter(), "-m", "chord_jit", "tune", *words], env=knobs.child_environment(PYTHONPATH=search_path()))
 

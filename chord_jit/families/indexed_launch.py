@@ -40,10 +40,11 @@ def prepare(problem: IndexedProblem, schedule: Schedule, index: int) -> Bound:
     spec = kernels.spec(problem, schedule)
     sub_blocks = max(problem.block_m // schedule.bm, 1)
     key = (spec, index, problem.experts, sub_blocks)
-    generation, found = _bound.get(key, (None, None))
-    if generation != knobs.generation:
+    # Read once: a knob that another thread changes meanwhile is for the next call to hear.
+    now, (generation, found) = knobs.generation, _bound.get(key, (None, None))
+    if generation != now:
         found = _BINDERS[schedule.kernel](problem, schedule, spec, index, sub_blocks)
-        _bound[key] = knobs.generation, found
+        _bound[key] = now, found
     return found
 
 

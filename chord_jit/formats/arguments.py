@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Integral
 
 import torch
 
@@ -30,8 +31,8 @@ def device_of(device: torch.device | str | None) -> torch.device:
 
 
 def numbers(asked: str, name: str, given: Iterable[int]) -> list[int]:
-    """``given`` as a list. Raises ``InputTypeError`` unless it is an iterable of plain integers."""
+    """``given`` as a list of int. Raises ``InputTypeError`` unless it is an iterable of integers, Python's or numpy's."""
     found = list(given) if isinstance(given, Iterable) else [given]
-    if not isinstance(given, Iterable) or any(isinstance(one, bool) or not isinstance(one, int) for one in found):
-        raise InputTypeError(asked, f"{name} must be plain integers, in a list or range", {name: repr(given)[:80]}, f"pass {name}=[1, 2]")
-    return found
+    if not isinstance(given, Iterable) or any(isinstance(one, bool) or not isinstance(one, Integral) for one in found):
+        raise InputTypeError(asked, f"{name} must be integers, in a list or range", {name: repr(given)[:80]}, f"pass {name}=[1, 2]")
+    return [int(one) for one in found]

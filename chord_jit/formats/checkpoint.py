@@ -108,6 +108,11 @@ class Checkpoint:
             )
         return wanted
 
+    def there(self, layer: int, expert: int) -> bool:
+        """Whether the shards of one expert are in the folder: a checkpoint may come, be packed and go shard by shard."""
+        root = root_of(self._shards, layer, expert)
+        return self._shards.there(ExpertReader(self._shards, root, self.shape, range(0)).names(expert))
+
     def readers(self, layers: Sequence[int], experts: Sequence[int], neurons: range) -> dict[int, ExpertReader]:
         """One for each layer, once every name is known to be listed, none that speaks of another scheme is, every shard that is
         needed is whole, and the first expert has the sizes of config.json. Raises ``InputError``.

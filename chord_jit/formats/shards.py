@@ -64,6 +64,11 @@ class Shards:
         """``/`` comes next to the dot: what is below a module lies together."""
         return sorted(self._file_of)
 
+    def there(self, names: Iterable[str]) -> bool:
+        """Whether all of ``names`` are listed and their files are in the folder, whole or not."""
+        names = list(names)
+        return all(name in self for name in names) and all(path.is_file() for path in {self.path(name) for name in names})
+
     def require(self, names: Iterable[str]) -> None:
         """Refuses a checkpoint that lacks one of ``names``, or whose shards that hold them are absent or cut short."""
         names = list(names)

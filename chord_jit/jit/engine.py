@@ -22,6 +22,7 @@ from chord_jit.jit import counters, elf, eviction, loader, locks, prebuilt, repo
 from chord_jit.jit.entry import Entry
 from chord_jit.jit.key import Key, key_of
 from chord_jit.jit.loader import Kernel
+from chord_jit.jit.notices import once
 from chord_jit.jit.spec import KernelSpec
 from chord_jit.jit.store import Store, stores
 
@@ -87,7 +88,9 @@ class Engine:
                 return _taken(user, entry)
             entry = _compile(spec, key, places, compiler)
             # A header that was edited since its content, or its version, went into the key may be in the cubin: not to be kept.
-            if toolchain.unchanged() and key_of(spec).digest == key.digest:
+            if not toolchain.unchanged():
+                once("toolchain", "kernel cache: the toolchain changed since this process first looked; what it compiles is not kept")
+            elif key_of(spec).digest == key.digest:
                 # Without the lock nobody has set a damaged entry aside yet, and it would pass for another writer's.
                 if not alone:
                     user.find(key.digest, repair=True)

@@ -15,8 +15,6 @@ from chord_jit.jit.toolchain import Toolchain
 
 #: Variables that change what nvcc and its host compiler make, and that the key does not hold.
 _IGNORED = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
-
-
 #: What nvcc says of a tool of its own that a signal ended, the kernel's for want of memory among them.
 _KILLED = "died due to signal"
 

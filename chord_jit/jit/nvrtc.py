@@ -30,18 +30,20 @@ class Nvrtc:
         try:
             (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
             log = _text(nvrtc, program)
-            if status == nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION:
-                raise CompileError(
-                    f"compile {request.program} for {request.arch}", "NVRTC must accept the source",
-                    {"status": status.name, "version": self.toolchain.compiler.version}, "read the compiler's messages below", log,
-                )
-            # Any other status, out of memory above all, says nothing about the source.
-            _checked(nvrtc, (status,))
+            if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+                raise self._refusal(request, status, log)
             cubin = bytearray(_checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program)))
             _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
         finally:
             nvrtc.nvrtcDestroyProgram(program)
         return Result(bytes(cubin), log, time.perf_counter() - started)
+
+    def _refusal(self, request: Request, status, log: str) -> CompileError | ToolchainError:
+        asked, values = f"compile {request.program} for {request.arch}", {"status": status.name, "version": self.toolchain.compiler.version}
+        if status.name == "NVRTC_ERROR_COMPILATION":
+            return CompileError(asked, "NVRTC must accept the source", values, "read the compiler's messages below", log)
+        # Any other status, out of memory above all, says nothing about the source.
+        return ToolchainError(asked, "NVRTC must finish", {**values, "log": log or "none"}, "free memory if it ran out, else see the log")
 
     def _load(self) -> None:
         # cuda.bindings searches fewer places than discovery does, but takes an NVRTC that this process has loaded already;

@@ -15,7 +15,7 @@ from chord_jit.formats.checkpoint import load_moe_layers
 from chord_jit.formats.model_config import read_model_shape
 from chord_jit.formats.moe_weights import MoEWeights
 from chord_jit.formats.share import Share
-from chord_jit.formats.w4a16_layout import PackedW4A16, require_layout, require_mode
+from chord_jit.formats.w4a16_layout import require_layout, require_mode
 from chord_jit.routing.checks import check_int
 from chord_jit.routing.indexed.align import check_map
 from chord_jit.rows import pipeline
@@ -78,8 +78,10 @@ class MoELayer(torch.nn.Module):
     @property
     def weights(self) -> MoEWeights:
         """The packed weights: objects over the buffers, made again when a move or a load has replaced those."""
-        held = self._weights
-        if not (_holds(held.gate_up, self.gate_up) and _holds(held.down, self.down)):
+        held, (gate_up, down) = self._weights, (self.gate_up, self.down)
+        same = held.gate_up.data is gate_up and held.down.data is down
+        # A host may put another storage under the same tensor (``data.data = other``); while tracing, tensors have no address.
+        if not same or not (is_compiling() or (held.gate_up.place[1], held.down.place[1]) == (gate_up.data_ptr(), down.data_ptr())):
             held = self._weights = MoEWeights(replace(held.gate_up, data=self.gate_up), replace(held.down, data=self.down))
         return held
 
@@ -101,16 +103,16 @@ class MoELayer(torch.nn.Module):
         give the same bits. No value is read by the host; runs on the current stream; can be captured once a call of as many tokens,
         or ``warm_up``, went before. ``torch.compile`` takes the call whole.
 
-        Raises ``InputError`` / ``InputTypeError`` before any launch, for a gradient that is wanted too, and ``CaptureError`` for a
-        cold call inside CUDA graph capture.
+        Raises ``InputError`` / ``InputTypeError`` before any launch, for a gradient that is wanted too (a compiled or exported call
+        gives none), and ``CaptureError`` for a cold call inside CUDA graph capture.
         """
         addend = None if self.shared is None else self.shared(x)
-        if torch.is_grad_enabled():
-            _refuse_gradients(x=x, topk_weights=topk_weights, shared=addend)
         if is_compiling():
             from chord_jit import ops
 
             return ops.moe(x, self.weights, topk_ids, topk_weights, self.top_k, self.expert_map, addend, self.workspace_bytes, out)
+        if torch.is_grad_enabled():
+            _refuse_gradients(x=x, topk_weights=topk_weights, shared=addend)
         return pipeline.run(
             x, self.weights, topk_ids, topk_weights, self.top_k, expert_map=self.expert_map, addend=addend,
             workspace_bytes=self.workspace_bytes, out=out,
@@ -119,11 +121,6 @@ class MoELayer(torch.nn.Module):
     def extra_repr(self) -> str:
         gate_up = self._weights.gate_up
         return f"hidden={gate_up.k}, neurons={self._weights.down.k}, experts={gate_up.experts}, top_k={self.top_k}"
-
-
-def _holds(packed: PackedW4A16, data: torch.Tensor) -> bool:
-    """Whether ``packed`` describes ``data`` as it is now: a host may put another storage under the same tensor (``data.data = other``)."""
-    return packed.data is data and (is_compiling() or packed.place == (data.get_device(), data.data_ptr()))
 
 
 def _refuse_gradients(**given: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -81,7 +82,7 @@ TAKES = {
 @pytest.mark.parametrize("name", TAKES)
 def test_layers_and_experts_are_plain_integers(origin, name, given):
     takes, load = TAKES[name]
-    with pytest.raises(InputTypeError, match=f"{takes} must be plain integers"):
+    with pytest.raises(InputTypeError, match=f"{takes} must be integers"):
         load(origin, given)
     assert not (origin / "new").exists()
 
@@ -89,10 +90,10 @@ def test_layers_and_experts_are_plain_integers(origin, name, given):
 @pytest.mark.parametrize("layer", [True, 1.0, "1", None, [1]], ids=repr)
 def test_one_layer_is_a_plain_integer(origin, layer):
     for load in (load_moe_layer, partial(chord_jit.MoELayer.from_checkpoint, device="cpu")):
-        with pytest.raises(InputTypeError, match="layers must be plain integers"):
+        with pytest.raises(InputTypeError, match="layers must be integers"):
             load(origin / "model", layer)
 
 
-@pytest.mark.parametrize("given", [[2], (2,), {2}, range(2, 3), iter([2])], ids=repr)
+@pytest.mark.parametrize("given", [[2], (2,), {2}, range(2, 3), iter([2]), np.arange(2, 3)], ids=repr)
 def test_any_iterable_of_integers_will_do(origin, given):
     assert list(load_moe_layers(origin / "model", layers=given)) == [2]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from chord_jit.errors import InputError
 from chord_jit.formats import packed_write
@@ -102,6 +104,22 @@ def fine_tune(model: Path, folder: Path, layers: list[int]) -> Path:
     return folder
 
 
+def one_shard_a_layer(model: Path, folder: Path) -> Path:
+    """The same checkpoint in other files."""
+    folder.mkdir()
+    shutil.copy(model / "config.json", folder)
+    held, files = {}, {}
+    for shard in model.glob("*.safetensors"):
+        for name, tensor in load_file(shard).items():
+            layer = re.search(r"layers\.(\d+)\.", name)[1]
+            held.setdefault(layer, {})[name] = tensor
+            files[name] = f"{layer}.safetensors"
+    for layer, tensors in held.items():
+        save_file(tensors, folder / f"{layer}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    return folder
+
+
 @pytest.mark.parametrize("tuned", [[1, 2, 3], [2]], ids=str)
 @pytest.mark.parametrize("asked", [None, [3], [1, 2]], ids=str)
 def test_layers_of_two_models_never_meet_in_a_folder(model, tmp_path, tuned, asked):
@@ -125,6 +143,16 @@ def test_going_on_compares_one_expert_a_layer_and_no_layer_that_has_gone(model, 
     (tmp_path / "packed" / FIRST).unlink()
     pack_checkpoint(model, tmp_path / "packed")
     assert [len(chosen) for chosen in seen] == [1]
+
+
+def test_a_checkpoint_may_be_packed_shard_by_shard_and_go_meanwhile(model, tmp_path):
+    """As on a disk that does not hold all of it: layers whose shards are gone are left as they are."""
+    source, target = one_shard_a_layer(model, tmp_path / "source"), tmp_path / "packed"
+    pack_checkpoint(source, target, layers=[1])
+    (source / "1.safetensors").unlink()
+    assert pack_checkpoint(source, target, layers=[1]).present == (1,)
+    assert pack_checkpoint(source, target, layers=[2, 3]).written == (2, 3)
+    assert verify_packed(target, source=model, sample=None).problems == ()
 
 
 def test_going_on_takes_the_memory_of_one_expert_unpacked(tmp_path, seed):

@@ -14,6 +14,7 @@ from chord_jit import assets, knobs
 from chord_jit.errors import CaptureError, CompileError, LaunchError, ToolchainError, UnsupportedDeviceError
 from chord_jit.jit import compiler, counters, engine, loader, toolchain
 from chord_jit.jit.counters import Counters
+from chord_jit.jit.notices import CacheWarning
 from tests.toy.family import ASSETS, spec
 
 
@@ -153,7 +154,8 @@ def test_a_toolchain_that_moves_while_the_process_runs_publishes_nothing(place, 
     with knobs.scope(CHORD_CUTLASS_DIR=str(tmp_path)):
         assert engine.build(spec(1)).origin == "compiled" and len(place.entries()) == 1
         header.write_text(header.read_text().replace("MINOR 2", "MINOR 3"))
-        assert engine.build(spec(2)).origin == "compiled" and len(place.entries()) == 1
+        with pytest.warns(CacheWarning, match="toolchain changed"):
+            assert engine.build(spec(2)).origin == "compiled" and len(place.entries()) == 1
         toolchain._discover.cache_clear()
         assert engine.build(spec(2)).origin == "compiled" and len(place.entries()) == 2
 

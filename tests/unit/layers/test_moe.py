@@ -120,6 +120,18 @@ def test_a_gradient_is_refused_where_one_is_wanted(call):
         layer(wanting, ids, factors)
 
 
+def test_a_traced_call_gives_no_gradient_and_refuses_none(call, fresh_compiler):
+    """A shared expert's parameters want gradients unless they are told not to, and exports are made outside of ``no_grad``."""
+    weights, *given = call
+    layer = chord_jit.MoELayer(weights, top_k=TOP_K, shared=torch.nn.Linear(HIDDEN, HIDDEN, dtype=torch.bfloat16))
+    with torch.no_grad():
+        right = layer(*given)
+    compiled = torch.compile(lambda *given: layer(*given), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*given), right)
+    for strict in (False, True):
+        assert torch.equal(torch.export.export(layer, tuple(given), strict=strict).module()(*given), right)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))], ids=["deepcopy", "pickle"])
 def test_a_copy_reads_its_own_weights(call, copied):
     """Made after a call, which has read where the original's weights lie."""
