@@ -12,9 +12,8 @@ import pytest
 
 from chord_jit import assets, knobs
 from chord_jit.errors import CaptureError, CompileError, LaunchError, ToolchainError, UnsupportedDeviceError
-from chord_jit.jit import compiler, counters, engine, loader, toolchain
+from chord_jit.jit import compiler, counters, engine, loader, notices, toolchain
 from chord_jit.jit.counters import Counters
-from chord_jit.jit.notices import CacheWarning
 from tests.toy.family import ASSETS, spec
 
 
@@ -148,13 +147,14 @@ def test_a_header_edited_during_the_compile_publishes_nothing(place, fake, tmp_p
 
 def test_a_toolchain_that_moves_while_the_process_runs_publishes_nothing(place, fake, tmp_path):
     """The key names the version that the process found first, the cubin may hold the headers of the next one."""
+    notices.forget()
     header = tmp_path / "cutlass/version.h"
     header.parent.mkdir()
     header.write_text("#define CUTLASS_MAJOR 4\n#define CUTLASS_MINOR 2\n#define CUTLASS_PATCH 1\n")
     with knobs.scope(CHORD_CUTLASS_DIR=str(tmp_path)):
         assert engine.build(spec(1)).origin == "compiled" and len(place.entries()) == 1
         header.write_text(header.read_text().replace("MINOR 2", "MINOR 3"))
-        with pytest.warns(CacheWarning, match="toolchain changed"):
+        with pytest.warns(notices.CacheWarning, match="toolchain changed"):
             assert engine.build(spec(2)).origin == "compiled" and len(place.entries()) == 1
         toolchain._discover.cache_clear()
         assert engine.build(spec(2)).origin == "compiled" and len(place.entries()) == 2
