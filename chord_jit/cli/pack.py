@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for one in done:
         told = f"{len(one.written)} layers written, {len(one.present)} were there, {one.bytes / 2**20:.1f} MiB in all"
-        console().print(f"{one.folder}: {told}", soft_wrap=True, markup=False)
+        console().print(f"{one.folder}: {told}", soft_wrap=True)
     console().print(f"packed in {seconds:.1f} s")
     return 0
 

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     for folder, one in found.items():
         compared = f", {one.compared} experts as in the source" if arguments.source and not one.problems else ""
         state = f"{len(one.problems)} problems" if one.problems else f"every byte right{compared}"
-        console().print(f"{folder}: {one.layers} layers, {one.bytes / 2**20:.1f} MiB, {state}", soft_wrap=True, markup=False)
+        console().print(f"{folder}: {one.layers} layers, {one.bytes / 2**20:.1f} MiB, {state}", soft_wrap=True)
         for problem in one.problems:
-            console().print(f"  {problem}", soft_wrap=True, markup=False)
+            console().print(f"  {problem}", soft_wrap=True)
     return 1 if wrong else 0

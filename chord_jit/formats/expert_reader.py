@@ -37,14 +37,14 @@ class ExpertReader:
         """Raises ``InputError`` where any tensor but those of ``names`` is listed below a projection of one of ``experts``: whatever
         it means, it would not be computed.
         """
-        modules = {f"{expert}.{proj}_proj" for expert in experts for proj in _PROJECTIONS}
-        for name in self.shards.below(self.root):
-            path = name.removeprefix(f"{self.root}.").split(".")
-            module, part = ".".join(path[:2]), ".".join(path[2:])
-            if module in modules and part not in _PARTS:
-                rule = "it must be weight_packed, weight_scale and weight_shape alone: symmetric, no activation order, no quantised inputs"
-                given = {"file": self.shards.path(name), "tensor": name}
-                raise InputError(f"load {self.root}.{module}.weight", rule, given, "use a checkpoint without it")
+        modules = (f"{self.root}.{expert}.{proj}_proj" for expert in experts for proj in _PROJECTIONS)
+        listed = ((module, name) for module in modules for name in self.shards.below(module))
+        extra = next(((module, name) for module, name in listed if name.removeprefix(f"{module}.") not in _PARTS), None)
+        if extra is not None:
+            module, name = extra
+            rule = "it must be weight_packed, weight_scale and weight_shape alone: symmetric, no activation order, no quantised inputs"
+            given = {"file": self.shards.path(name), "tensor": name}
+            raise InputError(f"load {module}.weight", rule, given, "use a checkpoint without it")
 
     def check(self, expert: int) -> None:
         """Raises ``InputError`` unless dtypes and shapes of one expert are those that config.json implies. No weight is read."""

@@ -24,6 +24,8 @@ INDEX = "chord-packed.index.json"
 FORMAT = "chord-w4a16"
 #: The bytes of a file's first tensor begin at a multiple of this: mapped, they are aligned for any use.
 ALIGNMENT = 4096
+#: Mode of new files: who may read them is for the umask to say.
+SHARED = 0o666
 #: No count in an index is larger: whatever it says, sizes stay numbers that can be handled.
 _MOST = 1 << 24
 _LEFTOVER = re.compile(rf"\.({re.escape(INDEX)}|layer-\d{{5,}}\.safetensors)\.[0-9a-f]{{32}}\.partial")
@@ -107,20 +109,12 @@ class PackedIndex:
         content = {**self.packing.facts(), "made_by": f"chord_jit {VERSION}", "wanted": list(self.wanted)}
         content["layers"] = {str(layer): self.entry(layer) for layer in sorted(self.layers)}
         with placed(folder / INDEX) as staging:
-            put_new(staging, (json.dumps(content, indent=1) + "\n").encode())
+            files.write(staging, (json.dumps(content, indent=1) + "\n").encode(), mode=SHARED)
 
 
 def file_of(layer: int) -> str:
     """Name of a layer's file."""
     return f"layer-{layer:05d}.safetensors"
-
-
-def put_new(path: Path, content: bytes) -> None:
-    """A new file, on the disk when this returns; who may read it is for the umask to say."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextmanager

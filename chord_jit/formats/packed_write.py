@@ -17,9 +17,10 @@ from chord_jit.errors import InputError
 from chord_jit.formats.checkpoint import Checkpoint, Progress, fill
 from chord_jit.formats.expert_reader import ExpertReader
 from chord_jit.formats.packed_compare import differences, sample
-from chord_jit.formats.packed_index import INDEX, PackedIndex, Packing, file_of, leftovers, placed, put_new, read_index
+from chord_jit.formats.packed_index import INDEX, SHARED, PackedIndex, Packing, file_of, leftovers, placed, read_index
 from chord_jit.formats.packed_load import digest, map_layer, weights_of
 from chord_jit.formats.share import Share
+from chord_jit.jit import files
 
 #: What the file system lacks, and what to do, by the number of its error; of any other, that it refuses to write.
 _FAULTS = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("the file system must have room", "make room, or name another folder"))
@@ -195,7 +196,7 @@ def _write_layer(
 def _make(path: Path, packing: Packing, layer: int) -> dict[str, torch.Tensor]:
     """A new file with its header, and its tensors mapped to be filled; its room is taken first, so that a full disk is an error here."""
     head, at = packing.header(layer)
-    put_new(path, head)
+    files.write(path, head, mode=SHARED)
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, packing.size(layer))
     whole = torch.from_file(str(path), shared=True, size=packing.size(layer), dtype=torch.uint8)

@@ -41,9 +41,9 @@ def read(path: Path, *, trusted: bool = False) -> bytes:
         return file.read()
 
 
-def write(path: Path, content: bytes) -> None:
-    """A new file for this user alone, on the disk when this returns."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+def write(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """A new file for this user alone, or of ``mode`` as far as the umask allows, on the disk when this returns."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -45,6 +45,15 @@ def _remove(path):
     path.unlink()
 
 
+def assert_replaced(place, good):
+    """The entry of ``good`` was set aside once, and the next process finds a whole one in its place."""
+    assert [path.name.split(".")[0] for path in (place.root / ".bad").iterdir()] == [good.digest]
+    forget()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert engine.build(spec()).origin == "hit"
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("fault", [_cut, _flip, _empty, _grow, _remove], ids=lambda fault: fault.__name__[1:])
 def test_a_damaged_entry_is_set_aside_and_built_again(place, fake, name, fault):
@@ -56,11 +65,7 @@ def test_a_damaged_entry_is_set_aside_and_built_again(place, fake, name, fault):
         built = engine.build(spec())
     assert len(caught) == 1 and "is damaged" in str(caught[0].message) and str(folder) in str(caught[0].message)
     assert built.origin == "compiled" and built.cubin == good.cubin and len(fake.compiles()) == 2
-    assert [path.name.split(".")[0] for path in (place.root / ".bad").iterdir()] == [good.digest]
-    forget()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert engine.build(spec()).origin == "hit"
+    assert_replaced(place, good)
 
 
 def test_a_damaged_entry_is_replaced_without_a_lock_folder_too(place, fake):
@@ -73,11 +78,7 @@ def test_a_damaged_entry_is_replaced_without_a_lock_folder_too(place, fake):
         with pytest.warns(CacheWarning) as caught:
             assert engine.build(spec()).origin == "compiled"
         assert sorted("is damaged" in str(one.message) for one in caught) == [False, True]
-    assert [path.name.split(".")[0] for path in (place.root / ".bad").iterdir()] == [good.digest]
-    forget()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert engine.build(spec()).origin == "hit"
+    assert_replaced(place, good)
 
 
 def test_a_damaged_entry_stays_where_it_is_while_there_is_nothing_to_replace_it(place, fake):
