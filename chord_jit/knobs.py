@@ -2,17 +2,20 @@
 
 The environment is read once, at the first ``read``; a warm call therefore costs no look-up. ``refresh`` reads it
 again, and ``scope`` overrides values for a block (tests, tuners). Both change ``generation``, which memoised choices
-carry in their keys. ``docs/env.md`` is generated from ``KNOBS``.
+carry in their keys or through ``until_changed``. ``docs/env.md`` is generated from ``KNOBS``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from chord_jit.errors import OverrideError
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,16 @@ def child_environment(**replaced: str | None) -> dict[str, str]:
     """The environment for a child process: ours, with these variables replaced (``None``: removed)."""
     merged = {**os.environ, **replaced}
     return {name: value for name, value in merged.items() if value is not None}
+
+
+def until_changed(memo: dict[Hashable, tuple[int, Made]], key: Hashable, make: Callable[..., Made], *given: object) -> Made:
+    """What ``memo`` holds under ``key``: ``make(*given)``, made again once a knob has changed."""
+    # Read once: a knob that another thread changes meanwhile is for the next call to hear.
+    now, (then, made) = generation, memo.get(key, (None, None))
+    if then != now:
+        made = make(*given)
+        memo[key] = now, made
+    return made
 
 
 @contextmanager

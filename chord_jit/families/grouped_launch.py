@@ -32,12 +32,7 @@ def prepare(problem: GroupedProblem, schedule: Schedule, index: int) -> Bound:
     """The loaded kernel of ``schedule`` on device ``index``, bound to its grid; memoised until a knob changes."""
     spec = kernels.spec(problem, schedule)
     key = (spec, index, problem.experts)
-    # Read once: a knob that another thread changes meanwhile is for the next call to hear.
-    now, (generation, found) = knobs.generation, _bound.get(key, (None, None))
-    if generation != now:
-        found = _BINDERS[schedule.kernel](problem, schedule, spec, index)
-        _bound[key] = now, found
-    return found
+    return knobs.until_changed(_bound, key, _BINDERS[schedule.kernel], problem, schedule, spec, index)
 
 
 def _wgmma(problem: GroupedProblem, schedule: Schedule, spec: KernelSpec, index: int) -> Bound:

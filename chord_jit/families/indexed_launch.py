@@ -40,12 +40,7 @@ def prepare(problem: IndexedProblem, schedule: Schedule, index: int) -> Bound:
     spec = kernels.spec(problem, schedule)
     sub_blocks = max(problem.block_m // schedule.bm, 1)
     key = (spec, index, problem.experts, sub_blocks)
-    # Read once: a knob that another thread changes meanwhile is for the next call to hear.
-    now, (generation, found) = knobs.generation, _bound.get(key, (None, None))
-    if generation != now:
-        found = _BINDERS[schedule.kernel](problem, schedule, spec, index, sub_blocks)
-        _bound[key] = now, found
-    return found
+    return knobs.until_changed(_bound, key, _BINDERS[schedule.kernel], problem, schedule, spec, index, sub_blocks)
 
 
 def _mma(problem: IndexedProblem, schedule: Schedule, spec: KernelSpec, index: int, sub_blocks: int) -> Bound:

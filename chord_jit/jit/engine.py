@@ -98,13 +98,13 @@ class Engine:
             return entry
 
     def load(self, spec: KernelSpec, device: int, shared_bytes: int) -> Kernel:
-        generation, kernel = self._recent.get((spec, device), (None, None))
-        if generation == knobs.generation and kernel.shared_bytes >= shared_bytes:
+        now, (generation, kernel) = knobs.generation, self._recent.get((spec, device), (None, None))
+        if generation == now and kernel.shared_bytes >= shared_bytes:
             return kernel
         kernel = self._kernels.get((key_of(spec).digest, device))
         if kernel is None or kernel.shared_bytes < shared_bytes:
             kernel = self._load(spec, device, shared_bytes)
-        self._recent[spec, device] = (knobs.generation, kernel)
+        self._recent[spec, device] = now, kernel
         return kernel
 
     def _load(self, spec: KernelSpec, device: int, shared_bytes: int) -> Kernel:

@@ -82,7 +82,7 @@ class MoELayer(torch.nn.Module):
         same = held.gate_up.data is gate_up and held.down.data is down
         # A host may put another storage under the same tensor (``data.data = other``); while tracing, tensors have no address.
         if not same or not (is_compiling() or (held.gate_up.place[1], held.down.place[1]) == (gate_up.data_ptr(), down.data_ptr())):
-            held = self._weights = MoEWeights(replace(held.gate_up, data=self.gate_up), replace(held.down, data=self.down))
+            held = self._weights = MoEWeights(replace(held.gate_up, data=gate_up), replace(held.down, data=down))
         return held
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> MoELayer:

@@ -55,15 +55,15 @@ _launches: dict[tuple[RowKernel, int], tuple[int, Launch]] = {}
 
 def launch(kernel: RowKernel, index: int) -> Launch:
     """The loaded kernel on CUDA device ``index``, the current one; memoised until a knob changes. Raises what ``engine.load`` raises."""
-    now, (generation, found) = knobs.generation, _launches.get((kernel, index), (None, None))
-    if generation != now:
-        facts, config = device.facts(index), dict(kernel.config)
-        loaded = engine.load(kernel.spec(facts.arch), index, config["kSharedBytes"])
-        grid = (kernel.ctas or kernel.per_sm * facts.sms, 1, 1)
-        found = Launch(loaded.handle, grid, config["kThreads"], 1, config["kSharedBytes"], kernel.params)
-        found = found.early() if kernel.early else found
-        _launches[kernel, index] = now, found
-    return found
+    return knobs.until_changed(_launches, (kernel, index), _load, kernel, index)
+
+
+def _load(kernel: RowKernel, index: int) -> Launch:
+    facts, config = device.facts(index), dict(kernel.config)
+    loaded = engine.load(kernel.spec(facts.arch), index, config["kSharedBytes"])
+    grid = (kernel.ctas or kernel.per_sm * facts.sms, 1, 1)
+    found = Launch(loaded.handle, grid, config["kThreads"], 1, config["kSharedBytes"], kernel.params)
+    return found.early() if kernel.early else found
 
 
 def address(tensor: torch.Tensor | None) -> int:

@@ -75,14 +75,10 @@ def why_not(facade: ModuleType, asked: Asked) -> str | None:
     """
     from vllm import envs
 
-    if not asked.experts:
-        return "no experts"
     activations = getattr(asked.input_schema, "a_dtype", None)
-    if asked.dtype is not torch.bfloat16 or activations not in (None, facade.dtypes.bfloat16):
-        return f"activations are {asked.dtype if activations is None else activations}, not BF16"
-    if asked.has_bias:
-        return "it has bias"
-    unserved = place.objection(asked.device)
+    plain = asked.dtype is torch.bfloat16 and activations in (None, facade.dtypes.bfloat16)
+    other = None if plain else asked.dtype if activations is None else activations
+    unserved = schema.objection(asked.experts, other, asked.has_bias, asked.device)
     if unserved is not None:
         return unserved
     if not schema.is_codes(facade, asked.weight_schema):

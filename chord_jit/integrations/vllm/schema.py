@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from chord_jit.formats.w4a16 import GROUP
-from chord_jit.integrations.vllm.place import objection
+from chord_jit.integrations.vllm import place
 
 
 class Classes(NamedTuple):
@@ -39,6 +39,15 @@ def base_schema(facade: ModuleType, upstream: type) -> type:
     return BaseWeightSchema
 
 
+def objection(experts: int | None, activations: object, has_bias: bool, where: torch.device | str | int | None) -> str | None:
+    """Why a layer stays with Humming whatever its weights are, in words; None where they decide. ``activations``: None for BF16."""
+    if not experts:
+        return "no experts"
+    if activations is not None:
+        return f"activations are {activations}, not BF16"
+    return "it has bias" if has_bias else place.objection(where)
+
+
 def is_codes(facade: ModuleType, schema: object) -> bool:
     """Whether ``schema`` came from our conversion."""
     return isinstance(schema, classes(facade).codes)
@@ -60,8 +69,8 @@ def classes(facade: ModuleType) -> Classes:
         ) -> tuple[object, dict[str, torch.Tensor]]:
             """Codes int32 [E, N, K / 8] as the checkpoint has them and BF16 scales: views where dtypes agree, no temporaries."""
             weight = tensors[self.weight_key]
-            served = num_experts and param_dtype is torch.bfloat16 and "bias" not in tensors
-            if not served or objection(weight.device) is not None:
+            other = None if param_dtype is torch.bfloat16 else param_dtype
+            if objection(num_experts, other, "bias" in tensors, weight.device) is not None:
                 return super().convert_humming(tensors, shape_n_stacks, shape_k_stacks, param_dtype, num_experts, **options)
             types = facade.dtypes
             codes = CodesSchema(

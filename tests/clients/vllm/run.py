@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from chord_jit.jit.workers import search_path
 from tests.clients.vllm import on_gpu, scenarios
 from tests.clients.vllm.engine import Engine
 
@@ -49,7 +50,7 @@ def in_child(tree: Path, folder: Path, device: str, **environment: str) -> dict[
     result, said = folder / "result.json", folder / "log"
     command = [sys.executable, "-m", "tests.clients.vllm.run", str(tree), str(result), device]
     others = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
-    found = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    found = os.pathsep.join([str(ROOT), search_path()])
     given = {**others, "PYTHONPATH": found, "VLLM_NO_USAGE_STATS": "1", **environment}
     seconds = float(os.environ.get("TEST_VLLM_SECONDS", 900))
     with said.open("w") as log:
