@@ -17,7 +17,7 @@ MAX_EXPERTS, CHUNKS = 2048, 128
 #: Most ids at once: counts of a chunk fit in 16 bits.
 MAX_IDS = CHUNKS * 65535
 _ROUTE_THREADS = 1024
-_ROUTE_SHARED = 4 * 32 + MAX_EXPERTS * (12 + 2 * 32)
+_ROUTE_SHARED = 4 * 32 + 4 + MAX_EXPERTS * (12 + 2 * 32)
 
 
 @dataclass(frozen=True, eq=False)

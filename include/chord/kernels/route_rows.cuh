@@ -3,15 +3,18 @@
 //   ids      chunk 0 | chunk 1 | ...          one CTA a chunk
 //   chunk    warp 0 | warp 1 | ...            consecutive ids, 32 at a time
 //   rank     ids of the same expert before this one: of earlier chunks, earlier warps, earlier rounds of the warp, earlier lanes
-//   shared   int sums[kWarps], totals[experts], starts[experts], earlier[experts], uint16 counts[kWarps][experts]
+//   shared   int sums[kWarps], totals[experts], starts[experts + 1] in blocks, earlier[experts], uint16 counts[kWarps][experts]
 //
 // Phases: kWhole, one CTA does all. kCount, every CTA leaves the counts of its chunk in `chunks` [experts][kChunks]; kPlace, a
 // launch behind it, adds those of earlier chunks up. Every position is a sum of counts, so nothing depends on timing.
+// Loops are not unrolled: a decode step's launch is one trip through code that it finds in no cache.
 // Hazards: lanes of a warp add to one another's counts from round to round, so each round ends in __syncwarp. Counts before a
 // warp in its chunk must fit 16 bits: the host bounds the ids.
 #pragma once
 
 #include <cuda/std/cstdint>
+
+#include "chord/grid.cuh"
 
 namespace chord::route_rows {
 
@@ -33,7 +36,9 @@ struct Params {
 };
 static_assert(sizeof(Params) == 96, "the host packs this struct without padding");
 
-__device__ __forceinline__ int up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+__device__ __forceinline__ int blocks_of(int rows, int block_m) {
+  return static_cast<int>((static_cast<unsigned>(rows) + block_m - 1) / static_cast<unsigned>(block_m));
+}
 
 // Local expert of id `i`, -1 where it goes nowhere.
 __device__ __forceinline__ int expert_of(const Params& p, int i) {
@@ -49,23 +54,27 @@ struct Router {
   static_assert(kWarps == kWarp, "a lane reads what each warp left");
   static_assert(Config::kExperts <= 2 * Config::kThreads, "a thread scans two experts");
   static_assert(Config::kChunks == 4 * kWarp, "a lane reads the counts of four chunks");
-  static_assert(Config::kSharedBytes == 4 * kWarps + Config::kExperts * (12 + 2 * kWarps), "the host counts shared memory as it is laid out here");
+  static_assert(Config::kSharedBytes == 4 * kWarps + 4 + Config::kExperts * (12 + 2 * kWarps), "the host counts shared memory as it is laid out here");
 
   const Params& p;
   int *sums, *totals, *starts, *earlier;
   uint16_t* counts;  // of the warp
-  const int lane, warp;
+  const int lane, warp, chunk, chunks;
   int from, to;  // ids of the warp
+  int active;    // warps of this chunk that have any
 
   __device__ __forceinline__ Router(const Params& params, uint8_t* shared)
       : p(params), sums(reinterpret_cast<int*>(shared)), totals(sums + kWarps), starts(totals + params.experts),
-        earlier(starts + params.experts), lane(threadIdx.x % kWarp), warp(threadIdx.x / kWarp) {
+        earlier(starts + params.experts + 1), lane(threadIdx.x % kWarp), warp(threadIdx.x / kWarp),
+        chunk(static_cast<int>(blockIdx.x)), chunks(static_cast<int>(gridDim.x)) {
     counts = counts_of(warp);
-    const int warps = static_cast<int>(gridDim.x) * kWarps;
-    const int64_t share = up((p.total + warps - 1) / warps, kWarp);
-    const int64_t first = (blockIdx.x * kWarps + warp) * share;
-    from = static_cast<int>(min(first, int64_t(p.total)));
-    to = static_cast<int>(min(first + share, int64_t(p.total)));
+    // At most 2^23 ids, in at most 4096 warps: sums of shares fit 32 bits.
+    const int warps = chunks * kWarps;
+    const int share = (p.total + warps * kWarp - 1) / (warps * kWarp) * kWarp;
+    const int begin = min(chunk * kWarps * share, p.total);
+    from = min(begin + warp * share, p.total);
+    to = min(from + share, p.total);
+    active = min((p.total - begin + share - 1) / share, kWarps);
   }
 
   __device__ __forceinline__ uint16_t* counts_of(int of) const { return reinterpret_cast<uint16_t*>(earlier + p.experts) + of * p.experts; }
@@ -73,6 +82,7 @@ struct Router {
   // Calls `take(i, expert, before)` for every id of the warp and counts it; `before`: what counts said of its expert so far.
   template <class Take>
   __device__ __forceinline__ void each_id(Take take) {
+#pragma unroll 1
     for (int first = from; first < to; first += kWarp) {
       const int i = first + lane;
       const int expert = i < to ? expert_of(p, i) : -1;
@@ -87,14 +97,17 @@ struct Router {
 
   // Totals of the chunk, and as counts of each warp those of the warps before it.
   __device__ __forceinline__ void count() {
-    for (int expert = lane; expert < p.experts; expert += kWarp) counts[expert] = 0;
+    if (warp < active)
+#pragma unroll 1
+      for (int expert = lane; expert < p.experts; expert += kWarp) counts[expert] = 0;
     __syncwarp();
     each_id([](int, int, int) {});
     __syncthreads();
+#pragma unroll 1
     for (int expert = threadIdx.x; expert < p.experts; expert += Config::kThreads) {
       int before = 0;
-#pragma unroll 8
-      for (int other = 0; other < kWarps; ++other) {
+#pragma unroll 4
+      for (int other = 0; other < active; ++other) {
         const int own = counts_of(other)[expert];
         counts_of(other)[expert] = static_cast<uint16_t>(before);
         before += own;
@@ -106,12 +119,12 @@ struct Router {
   }
 
   __device__ __forceinline__ void leave_counts() const {
-    for (int expert = threadIdx.x; expert < p.experts; expert += Config::kThreads) p.chunks[expert * Config::kChunks + blockIdx.x] = totals[expert];
+    for (int expert = threadIdx.x; expert < p.experts; expert += Config::kThreads) p.chunks[expert * Config::kChunks + chunk] = totals[expert];
   }
 
   // Totals of all chunks, and what earlier chunks have of them.
   __device__ __forceinline__ void add_chunks() const {
-    const int chunk = static_cast<int>(blockIdx.x), first = 4 * lane;
+    const int first = 4 * lane;
     for (int expert = warp; expert < p.experts; expert += kWarps) {
       const int4 four = reinterpret_cast<const int4*>(p.chunks + expert * Config::kChunks)[lane];
       const int before = (first < chunk ? four.x : 0) + (first + 1 < chunk ? four.y : 0) + (first + 2 < chunk ? four.z : 0) +
@@ -126,11 +139,11 @@ struct Router {
     __syncthreads();
   }
 
-  // First slot of each expert, blocks being whole, and the counts that the host's tensors hold.
+  // First block of each expert, and the counts that the host's tensors hold.
   __device__ __forceinline__ void start() const {
     const int expert = 2 * threadIdx.x;
-    const int even = expert < p.experts ? up(totals[expert], p.block_m) : 0;
-    const int odd = expert + 1 < p.experts ? up(totals[expert + 1], p.block_m) : 0;
+    const int even = expert < p.experts ? blocks_of(totals[expert], p.block_m) : 0;
+    const int odd = expert + 1 < p.experts ? blocks_of(totals[expert + 1], p.block_m) : 0;
     int sum = even + odd;
 #pragma unroll
     for (int step = 1; step < kWarp; step *= 2) {
@@ -140,23 +153,20 @@ struct Router {
     if (lane == kWarp - 1) sums[warp] = sum;
     __syncthreads();
     const int first = sum - even - odd + __reduce_add_sync(kEveryLane, lane < warp ? sums[lane] : 0);
-    if (expert < p.experts) starts[expert] = first;
-    if (expert + 1 < p.experts) starts[expert + 1] = first + even;
-    if (blockIdx.x == 0) {
-      if (p.offsets && expert < p.experts) p.offsets[expert] = first;
-      if (p.offsets && expert + 1 < p.experts) p.offsets[expert + 1] = first + even;
-      const int all = __reduce_add_sync(kEveryLane, sums[lane]);
-      if (threadIdx.x == 0) {
-        if (p.padded) *p.padded = all;
-        if (p.offsets) p.offsets[p.experts] = all;
-      }
-    }
+    if (threadIdx.x == 0) starts[0] = 0;
+    if (expert < p.experts) starts[expert + 1] = first + even;
+    if (expert + 1 < p.experts) starts[expert + 2] = first + even + odd;
     __syncthreads();
+    if (chunk > 0) return;
+    if (p.padded && threadIdx.x == 0) *p.padded = starts[p.experts] * p.block_m;
+    if (p.offsets)
+#pragma unroll 1
+      for (int i = threadIdx.x; i <= p.experts; i += Config::kThreads) p.offsets[i] = starts[i];
   }
 
   __device__ __forceinline__ void place() {
     each_id([this](int i, int expert, int before) {
-      const int slot = expert < 0 ? -1 : starts[expert] + earlier[expert] + before;
+      const int slot = expert < 0 ? -1 : starts[expert] * p.block_m + earlier[expert] + before;
       if (p.sorted_ids && expert >= 0) p.sorted_ids[slot] = i;
       p.rows[i] = p.sorted_ids && expert >= 0 ? i : slot;
     });
@@ -164,16 +174,21 @@ struct Router {
 
   // Sentinels behind each expert's ids, and the experts of blocks; the last block may be cut short by the capacity.
   __device__ __forceinline__ void fill() const {
-    for (int expert = blockIdx.x * kWarps + warp; expert < p.experts; expert += gridDim.x * kWarps) {
-      const int first = starts[expert], end = min(first + up(totals[expert], p.block_m), p.capacity);
-      for (int slot = first + totals[expert] + lane; slot < end; slot += kWarp) p.sorted_ids[slot] = p.total;
-      for (int slot = first + lane * p.block_m; slot < end; slot += kWarp * p.block_m) p.expert_ids[slot / p.block_m] = expert;
+#pragma unroll 1
+    for (int expert = chunk * kWarps + warp; expert < p.experts; expert += chunks * kWarps) {
+      const int first = starts[expert], last = starts[expert + 1], end = min(last * p.block_m, p.capacity);
+#pragma unroll 1
+      for (int slot = first * p.block_m + totals[expert] + lane; slot < end; slot += kWarp) p.sorted_ids[slot] = p.total;
+#pragma unroll 1
+      for (int block = first + lane; block < last; block += kWarp)
+        if (block * p.block_m < end) p.expert_ids[block] = expert;
     }
   }
 };
 
 template <class Config>
 __device__ __forceinline__ void kernel(const Params& p, uint8_t* shared) {
+  let_next_start();
   const Phase phase = static_cast<Phase>(p.phase);
   Router<Config> router(p, shared);
   router.count();

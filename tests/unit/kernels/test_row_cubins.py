@@ -10,9 +10,10 @@ from tests.unit.rows.parameters import LAYOUTS
 from tests.unit.schedules.device_asserts import compile_asserts, order_asserts
 
 TARGETS = ("sm_90a", "sm_100a", "sm_103a")
-#: What each kernel is made of: ids of one expert found by a match; rows moved 16 bytes at a time; the wait for the launch before.
+#: What each kernel is made of: ids of one expert found by a match, the launch behind it let go; rows moved 16 bytes at a time; the
+#: wait for the launch before.
 MEANT = {
-    "route_rows": ("MATCH.ANY", "SHFL.UP", "BAR.SYNC"),
+    "route_rows": ("MATCH.ANY", "SHFL.UP", "BAR.SYNC", "PREEXIT"),
     "move_rows": (r"LDG\.E\.128", r"STG\.E\.128"),
     "combine_rows": (r"LDG\.E\.128", r"STG\.E\.128", "ACQBULK"),
 }
