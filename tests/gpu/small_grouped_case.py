@@ -1,8 +1,9 @@
-"""A few small grouped calls in a process of their own, for compute-sanitizer: every layout, both kernels, SwiGLU, padding, cut tiles."""
+"""A few small grouped calls in a process of their own, for compute-sanitizer: every layout, both kernels, SwiGLU, padding, cut tiles.
+
+Drawn, packed and checked on the CPU, as ``small_case`` does.
+"""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 
@@ -10,6 +11,7 @@ from chord_jit.schedules.schedule import Schedule
 from tests.gpu.compare import assert_right
 from tests.gpu.grouped_cases import CUT, MMA, PAIRS, GroupedCase
 from tests.gpu.grouped_workload import build, forced
+from tests.gpu.tensors import held_on
 
 #: Three panels and some 50 token tiles: more tiles than SMs, so that the last waves are cut.
 CUTS = Schedule("w4a16_wgmma", 32, 128, 64, 2, split=2)
@@ -25,10 +27,11 @@ CALLS = [
 
 def main(where: torch.device) -> None:
     for case, schedule in CALLS:
-        work = build(case, where, 7)
-        work = replace(work, x=work.x.clone(), values=work.values.clone())  # no fences: the tool shall see each buffer's own end
+        print(case, schedule, flush=True)
+        drawn = build(case, torch.device("cpu"), 7)
+        work = held_on(where, drawn)
         with forced(schedule):
-            assert_right(work.call(), work)
+            assert_right(work.call().cpu(), drawn, work.numerics)
 
 
 if __name__ == "__main__":

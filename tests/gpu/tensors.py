@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -68,6 +69,15 @@ def moved(tensor: torch.Tensor, elements: int = 1) -> torch.Tensor:
     """An equal tensor, contiguous, ``elements`` past an aligned address."""
     buffer = torch.empty(tensor.numel() + 64, dtype=tensor.dtype, device=tensor.device)
     return buffer[elements : elements + tensor.numel()].view(tensor.shape).copy_(tensor)
+
+
+def held_on(where: torch.device, given: object) -> object:
+    """A tensor, or a dataclass with all its tensors, on ``where``: each in memory of its own size, without fences."""
+    if isinstance(given, torch.Tensor):
+        return given.to(where)
+    if not is_dataclass(given):
+        return given
+    return replace(given, **{field.name: held_on(where, getattr(given, field.name)) for field in fields(given) if field.init})
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:

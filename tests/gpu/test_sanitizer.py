@@ -25,19 +25,30 @@ KERNELS = [*small_case.CALLS, *small_grouped_case.CALLS, *broken_case.CALLS]
 MOST = 300
 
 
-@pytest.fixture(scope="module")
-def runs(gpu):
-    """All of them at once, by program and tool; broken layouts also without a tool. A layer's kernels are compiled here first."""
-    small_layer_case.main(gpu)
-    started = {}
-    for program, tool in [("broken_case", None), *(RUNS if SANITIZER else ())]:
+class Started(dict):
+    """Processes by program and tool, each begun when it is first asked for."""
+
+    def __missing__(self, asked: tuple[str, str | None]) -> subprocess.Popen:
+        program, tool = asked
         environment, command = dict(os.environ), [sys.executable, "-m", f"tests.gpu.{program}"]
         if tool:
             environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
             command = [SANITIZER, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "99", *command]
-        started[program, tool] = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        self[asked] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return self[asked]
+
+
+@pytest.fixture(scope="module")
+def runs(gpu):
+    """All of them at once, or this one's where workers of pytest-xdist share them; broken layouts also without a tool.
+
+    A layer's kernels are compiled here first.
+    """
+    small_layer_case.main(gpu)
+    started = Started()
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        for asked in [("broken_case", None), *(RUNS if SANITIZER else ())]:
+            started[asked]
     yield started
     for run in started.values():
         run.kill()
