@@ -1,16 +1,18 @@
-"""A few small calls in a process of their own, for compute-sanitizer: each kernel, padding, dropped ids, SwiGLU, rings that wrap, cuts.
+"""A few small calls in a process of their own, for compute-sanitizer: padding, dropped ids, SwiGLU, rings that wrap, cuts.
 
 Drawn, packed and checked on the CPU: under the tool each of torch's launches and allocations takes its time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from chord_jit.schedules.schedule import Schedule
 from tests.gpu.cases import PAIRS, Case
 from tests.gpu.compare import assert_right
-from tests.gpu.prefill_cases import resident, wgmma
+from tests.gpu.prefill_cases import wgmma
 from tests.gpu.tensors import held_on
 from tests.gpu.workload import build, forced
 
@@ -22,15 +24,11 @@ CALLS = [
     (Case(3, 384, 192, 700, 2, 32), wgmma(32, 128, 64, 2, split=2)),
     (Case(3, 72, 96, 40, 2, 128, "dropped", **PAIRS), wgmma(64, 128, 64, 4)),
     (Case(2, 512, 128, 40, 2, 96, "hot", weighted=True), wgmma(48, 512, 128, 2)),
-    # Two warpgroups, one panel, a K tail; then three, and 280 units of eleven panels: some CTA takes a third one into a used buffer,
-    # and every second tile of a block is empty.
-    (Case(3, 72, 96, 40, 2, 128, "dropped", **PAIRS), resident(128, 128, 2)),
-    (Case(140, 2816, 96, 140, 2, 64, "balanced", weighted=True), resident(32, 128, 3)),
 ]
 
 
-def main(where: torch.device) -> None:
-    for case, schedule in CALLS:
+def main(where: torch.device, calls: Sequence[tuple[Case, Schedule | None]] = CALLS) -> None:
+    for case, schedule in calls:
         print(case, schedule, flush=True)
         drawn = build(case, torch.device("cpu"), 7)
         work = held_on(where, drawn)

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import broken_case, small_case, small_grouped_case, small_layer_case
+from tests.gpu import broken_case, small_case, small_grouped_case, small_layer_case, small_resident_case
 
 ROOT = Path(__file__).resolve().parents[2]
 SANITIZER = shutil.which("compute-sanitizer")
-#: Program and tool. Broken layouts make kernels write a row twice, which is no race to look for.
+#: Program and tool. Broken layouts make kernels write a row twice, which is no race to look for; of the resident ones their file tells.
 RUNS = [
     ("small_case", "memcheck"), ("small_case", "racecheck"), ("small_grouped_case", "memcheck"), ("small_grouped_case", "racecheck"),
-    ("small_layer_case", "memcheck"), ("small_layer_case", "racecheck"), ("broken_case", "memcheck"),
+    ("small_layer_case", "memcheck"), ("small_layer_case", "racecheck"), ("small_resident_case", "memcheck"), ("broken_case", "memcheck"),
 ]  # fmt: skip
-KERNELS = [*small_case.CALLS, *small_grouped_case.CALLS, *broken_case.CALLS]
+KERNELS = [*small_case.CALLS, *small_resident_case.CALLS, *small_grouped_case.CALLS, *broken_case.CALLS]
 #: Seconds for a program: starting Python, torch and the tool takes most of it.
 MOST = 300
 
