@@ -6,15 +6,16 @@ Drawn, packed and checked on the CPU: under the tool each of torch's launches an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import torch
 
 from chord_jit.schedules.schedule import Schedule
+from tests.gpu import workload
 from tests.gpu.cases import PAIRS, Case
 from tests.gpu.compare import assert_right
 from tests.gpu.prefill_cases import wgmma
 from tests.gpu.tensors import held_on
-from tests.gpu.workload import build, forced
 
 CALLS = [
     (Case(3, 72, 96, 5, 2, 8, "dropped"), None),
@@ -27,12 +28,13 @@ CALLS = [
 ]
 
 
-def main(where: torch.device, calls: Sequence[tuple[Case, Schedule | None]] = CALLS) -> None:
+def main(where: torch.device, calls: Sequence[tuple[object, Schedule | None]] = CALLS, family: ModuleType = workload) -> None:
+    """Compares ``calls``. ``family``: builds and forces them, ``workload`` or ``grouped_workload``."""
     for case, schedule in calls:
         print(case, schedule, flush=True)
-        drawn = build(case, torch.device("cpu"), 7)
+        drawn = family.build(case, torch.device("cpu"), 7)
         work = held_on(where, drawn)
-        with forced(schedule):
+        with family.forced(schedule):
             assert_right(work.call().cpu(), drawn, work.numerics)
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 import torch
 
 from chord_jit.schedules.schedule import Schedule
-from tests.gpu.compare import assert_right
+from tests.gpu import grouped_workload, small_case
 from tests.gpu.grouped_cases import CUT, MMA, PAIRS, GroupedCase
-from tests.gpu.grouped_workload import build, forced
-from tests.gpu.tensors import held_on
 
 #: Three panels and some 50 token tiles: more tiles than SMs, so that the last waves are cut.
 CUTS = Schedule("w4a16_wgmma", 32, 128, 64, 2, split=2)
@@ -25,14 +23,5 @@ CALLS = [
 ]
 
 
-def main(where: torch.device) -> None:
-    for case, schedule in CALLS:
-        print(case, schedule, flush=True)
-        drawn = build(case, torch.device("cpu"), 7)
-        work = held_on(where, drawn)
-        with forced(schedule):
-            assert_right(work.call().cpu(), drawn, work.numerics)
-
-
 if __name__ == "__main__":
-    main(torch.device("cuda", 0))
+    small_case.main(torch.device("cuda", 0), CALLS, grouped_workload)
